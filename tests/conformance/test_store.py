@@ -13,31 +13,13 @@ import trio
 
 from runner.core.errors import LeaseHeld, LeaseLost, RunExists, RunnerError, RunOver, StoreFailed, UnknownRun
 from runner.core.model import Fence, IsolationClass, Lease, Reason, Violation, failed, succeeded
-from runner.events.events import (
-    Event,
-    LeaseAcquired,
-    LeaseRefreshed,
-    LeaseReleased,
-    PhaseStarted,
-    ProviderChosen,
-    Recorded,
-    ResourceCreated,
-    ResourceIntended,
-    ResourceRemoved,
-    RunEnded,
-    RunStarted,
-    SnapshotPublished,
-    StepEnded,
-    StepStarted,
-    ViolationsFound,
-    WarningIssued,
-)
+from runner.events import events as ev
 from runner.ports.store import RunRow, Store
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
 
-STARTED = RunStarted("fix", "sha256:1", "0.1.0", {"agent": "agent"}, 60.0)
-ENDED = RunEnded(succeeded("done"), 0)
+STARTED = ev.RunStarted("fix", "sha256:1", "0.1.0", {"agent": "agent"}, 60.0)
+ENDED = ev.RunEnded(succeeded("done"), 0)
 
 
 @asynccontextmanager
@@ -56,14 +38,14 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_events_come_back_equal_numbered_from_one_and_dated(store: Store) -> None:
-    events: list[Event] = [
+    events: list[ev.Event] = [
         STARTED,
-        PhaseStarted("work"),
-        ResourceIntended("provision", "workspace", "runner-a-1", "local"),
-        ResourceCreated("provision", "workspace", "runner-a-1"),
-        ProviderChosen("local", IsolationClass.NAMESPACES),
-        StepEnded("agent", failed(Reason.EXIT, "exited 1", details=("x",))),
-        ViolationsFound("scan", (Violation("a\\xff", "forbidden:*"),)),
+        ev.PhaseStarted("work"),
+        ev.ResourceIntended("provision", "workspace", "runner-a-1", "local"),
+        ev.ResourceCreated("provision", "workspace", "runner-a-1"),
+        ev.ProviderChosen("local", IsolationClass.NAMESPACES),
+        ev.StepEnded("agent", failed(Reason.EXIT, "exited 1", details=("x",))),
+        ev.ViolationsFound("scan", (Violation("a\\xff", "forbidden:*"),)),
     ]
 
     recorded = await store.append("a", events)
@@ -76,9 +58,9 @@ async def test_events_come_back_equal_numbered_from_one_and_dated(store: Store) 
 
 async def test_numbers_go_on_without_gaps_over_appends(store: Store) -> None:
     await store.append("a", [STARTED])
-    await store.append("b", [STARTED, StepStarted("agent")])
+    await store.append("b", [STARTED, ev.StepStarted("agent")])
 
-    (second,) = await store.append("a", [StepStarted("agent")])
+    (second,) = await store.append("a", [ev.StepStarted("agent")])
 
     assert second.seq == 2
     assert [r.seq for r in await store.events("a", after=1)] == [2]
@@ -87,10 +69,12 @@ async def test_numbers_go_on_without_gaps_over_appends(store: Store) -> None:
 
 async def test_concurrent_appends_all_get_their_own_numbers(store: Store) -> None:
     await store.append("a", [STARTED])
-    answers: list[list[Recorded]] = []
+    answers: list[list[ev.Recorded]] = []
 
     async def one(number: int) -> None:
-        answers.append(await store.append("a", [WarningIssued("x.y", str(number)), WarningIssued("x.y", str(number))]))
+        answers.append(
+            await store.append("a", [ev.WarningIssued("x.y", str(number)), ev.WarningIssued("x.y", str(number))])
+        )
 
     async with trio.open_nursery() as nursery:
         for number in range(50):
@@ -106,14 +90,14 @@ async def test_a_run_ends_once(store: Store) -> None:
     await store.append("a", [STARTED, ENDED])
 
     with pytest.raises(RunOver, match="`a` has ended already"):
-        await store.append("a", [StepStarted("agent"), ENDED])
+        await store.append("a", [ev.StepStarted("agent"), ENDED])
 
     assert len(await store.events("a")) == 2, "all of an append or none of it"
 
 
 async def test_events_of_a_run_that_never_started_are_refused(store: Store) -> None:
     with pytest.raises(StoreFailed, match="has not started"):
-        await store.append("a", [StepStarted("agent")])
+        await store.append("a", [ev.StepStarted("agent")])
 
 
 async def test_one_bad_append_does_not_fail_the_others(store: Store) -> None:
@@ -121,14 +105,14 @@ async def test_one_bad_append_does_not_fail_the_others(store: Store) -> None:
     await store.append("b", [STARTED])
     outcomes: dict[str, object] = {}
 
-    async def one(name: str, run: str, *events: Event) -> None:
+    async def one(name: str, run: str, *events: ev.Event) -> None:
         try:
             outcomes[name] = [r.seq for r in await store.append(run, events)]
         except RunnerError as error:
             outcomes[name] = error.code
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one, "good", "b", StepStarted("x"))
+        nursery.start_soon(one, "good", "b", ev.StepStarted("x"))
         nursery.start_soon(one, "bad", "a", ENDED)
 
     assert outcomes == {"good": [2], "bad": "store.run-over"}
@@ -177,7 +161,7 @@ async def test_of_many_starts_with_one_key_one_succeeds(store: Store) -> None:
 async def test_runs_are_listed_newest_first_with_how_they_ended(store: Store) -> None:
     await store.append("a", [STARTED])
     await store.append("b", [STARTED])
-    await store.append("a", [RunEnded(failed(Reason.POLICY, "x"), 3)])
+    await store.append("a", [ev.RunEnded(failed(Reason.POLICY, "x"), 3)])
 
     assert await store.runs() == [
         RunRow("b", "fix", "running", None, "sha256:1", 1001, None),
@@ -242,8 +226,8 @@ class Leasing:
     store: Store
     at: int = 1_000
 
-    def acquiring(self, fence: int, holder: str = "run a", *, forced: bool = False) -> LeaseAcquired:
-        return LeaseAcquired("w", f"w.{fence}", holder, fence, TTL, forced=forced)
+    def acquiring(self, fence: int, holder: str = "run a", *, forced: bool = False) -> ev.LeaseAcquired:
+        return ev.LeaseAcquired("w", f"w.{fence}", holder, fence, TTL, forced=forced)
 
     async def acquire(self, fence: int, holder: str = "run a", *, forced: bool = False) -> Fence:
         event = self.acquiring(fence, holder, forced=forced)
@@ -281,7 +265,7 @@ async def test_a_second_acquisition_is_refused_while_the_lease_is_live(leasing: 
     with pytest.raises(LeaseHeld, match="`w` is in use by run a"):
         await leasing.acquire(2, "run b")
     with pytest.raises(LeaseHeld):
-        await leasing.store.append("a", [WarningIssued("x.y", "not alone"), leasing.acquiring(2)])
+        await leasing.store.append("a", [ev.WarningIssued("x.y", "not alone"), leasing.acquiring(2)])
 
     assert await leasing.everything() == before
 
@@ -290,9 +274,9 @@ async def test_a_second_acquisition_is_refused_while_the_lease_is_live(leasing: 
 async def test_a_released_workspace_is_had_by_the_next(leasing: Leasing) -> None:
     fence = await leasing.acquire(1)
 
-    await leasing.store.append_to_workspace("w", [LeaseReleased("w", "w.1")], fence=fence)
+    await leasing.store.append_to_workspace("w", [ev.LeaseReleased("w", "w.1")], fence=fence)
     with pytest.raises(LeaseLost):
-        await leasing.store.append_to_workspace("w", [LeaseReleased("w", "w.1")])
+        await leasing.store.append_to_workspace("w", [ev.LeaseReleased("w", "w.1")])
 
     assert await leasing.store.leases() == []
     assert (await leasing.store.lease("w")).holder == ""
@@ -324,12 +308,12 @@ async def test_a_dead_holders_lease_is_taken_by_force_once(leasing: Leasing) -> 
 async def test_a_refresh_extends_a_lease_that_is_live(leasing: Leasing) -> None:
     await leasing.acquire(1)
     leasing.at += WHOLE - 1
-    await leasing.store.append("a", [LeaseRefreshed("w", "w.1", TTL)])
+    await leasing.store.append("a", [ev.LeaseRefreshed("w", "w.1", TTL)])
 
     extended = await leasing.store.lease("w")
     leasing.at = extended.expires
     with pytest.raises(LeaseLost, match="it has ended"):
-        await leasing.store.append("a", [LeaseRefreshed("w", "w.1", TTL)])
+        await leasing.store.append("a", [ev.LeaseRefreshed("w", "w.1", TTL)])
 
     assert (extended.refreshed, extended.expires) == (WHOLE + 999, 2 * WHOLE + 999)
     assert await leasing.store.lease("w") == extended
@@ -344,7 +328,7 @@ async def be_taken_over(leasing: Leasing) -> None:
 
 
 async def release(leasing: Leasing) -> None:
-    await leasing.store.append_to_workspace("w", [LeaseReleased("w", "w.1")])
+    await leasing.store.append_to_workspace("w", [ev.LeaseReleased("w", "w.1")])
 
 
 async def release_to_another(leasing: Leasing) -> None:
@@ -352,11 +336,11 @@ async def release_to_another(leasing: Leasing) -> None:
     await leasing.acquire(2, "run b")
 
 
-GUARDED: dict[str, Event] = {
-    "record": StepEnded("agent", succeeded()),
-    "snapshot": SnapshotPublished("c" * 40, "t" * 40, None, None, 1, 0, 1),
-    "teardown": ResourceRemoved("teardown", "workspace", "w"),
-    "refresh": LeaseRefreshed("w", "w.1", TTL),
+GUARDED: dict[str, ev.Event] = {
+    "record": ev.StepEnded("agent", succeeded()),
+    "snapshot": ev.SnapshotPublished("c" * 40, "t" * 40, None, None, 1, 0, 1),
+    "teardown": ev.ResourceRemoved("teardown", "workspace", "w"),
+    "refresh": ev.LeaseRefreshed("w", "w.1", TTL),
     "end": ENDED,
 }
 
@@ -365,19 +349,19 @@ GUARDED: dict[str, Event] = {
 @pytest.mark.parametrize("ending", [expire, be_taken_over, release, release_to_another])
 @pytest.mark.parametrize("event", GUARDED.values(), ids=GUARDED)
 async def test_who_has_lost_its_lease_writes_nothing(
-    leasing: Leasing, ending: Callable[[Leasing], Awaitable[None]], event: Event
+    leasing: Leasing, ending: Callable[[Leasing], Awaitable[None]], event: ev.Event
 ) -> None:
     store = leasing.store
-    await store.append("a", [ResourceIntended("provision", "workspace", "w", "local")])
+    await store.append("a", [ev.ResourceIntended("provision", "workspace", "w", "local")])
     fence = await leasing.acquire(1)
-    await store.append("a", [StepStarted("agent")], fence=fence)
+    await store.append("a", [ev.StepStarted("agent")], fence=fence)
     await ending(leasing)
     before = await leasing.everything()
 
     with pytest.raises(LeaseLost):
-        await store.append("a", [WarningIssued("x.y", "not alone"), event], fence=fence)
+        await store.append("a", [ev.WarningIssued("x.y", "not alone"), event], fence=fence)
     with pytest.raises(LeaseLost):
-        await store.append_to_workspace("w", [WarningIssued("x.y", "not alone"), event], fence=fence)
+        await store.append_to_workspace("w", [ev.WarningIssued("x.y", "not alone"), event], fence=fence)
 
     assert await leasing.everything() == before
 
@@ -388,7 +372,7 @@ async def test_a_lease_stays_when_what_came_with_its_release_is_refused(leasing:
     before = await leasing.everything()
 
     with pytest.raises(RunOver):
-        await leasing.store.append("a", [LeaseReleased("w", "w.1"), ENDED], fence=fence)
+        await leasing.store.append("a", [ev.LeaseReleased("w", "w.1"), ENDED], fence=fence)
 
     assert await leasing.everything() == before
 
@@ -399,7 +383,7 @@ async def test_a_refused_holder_harms_none_that_write_with_it(leasing: Leasing) 
     live = await leasing.acquire(2, "run b", forced=True)
     outcomes: list[str] = []
 
-    async def one(events: list[Event], fence: Fence | None) -> None:
+    async def one(events: list[ev.Event], fence: Fence | None) -> None:
         try:
             await store.append("a", events, fence=fence)
             outcomes.append(f"{len(events)} written")
@@ -407,13 +391,13 @@ async def test_a_refused_holder_harms_none_that_write_with_it(leasing: Leasing) 
             outcomes.append(error.code)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one, [WarningIssued("x.y", "first")], live)
-        nursery.start_soon(one, [WarningIssued("x.y", "old")], stale)
+        nursery.start_soon(one, [ev.WarningIssued("x.y", "first")], live)
+        nursery.start_soon(one, [ev.WarningIssued("x.y", "old")], stale)
         nursery.start_soon(one, [leasing.acquiring(3, "run c")], None)
-        nursery.start_soon(one, [WarningIssued("x.y", "last"), LeaseRefreshed("w", "w.2", TTL)], live)
+        nursery.start_soon(one, [ev.WarningIssued("x.y", "last"), ev.LeaseRefreshed("w", "w.2", TTL)], live)
 
     assert sorted(outcomes) == ["1 written", "2 written", "lease.held", "lease.lost"]
-    texts = [r.event.message for r in await store.events("a") if isinstance(r.event, WarningIssued)]
+    texts = [r.event.message for r in await store.events("a") if isinstance(r.event, ev.WarningIssued)]
     assert sorted(texts) == ["first", "last"]
 
 
@@ -436,9 +420,9 @@ async def test_of_many_who_want_a_lease_one_gets_it(leasing: Leasing) -> None:
 async def test_numbers_of_leases_rise_while_somebody_may_hold_an_old_one(leasing: Leasing) -> None:
     """A run with a lease and no workspace yet: after somebody has broken that, its old number stays bad."""
     store = leasing.store
-    await store.append("a", [LeaseAcquired("a-1", "a-1.1", "run a", 1, TTL)])
-    await store.append_to_workspace("a-1", [LeaseAcquired("a-1", "a-1.2", "breaking", 2, TTL, forced=True)])
-    await store.append_to_workspace("a-1", [LeaseReleased("a-1", "a-1.2")])
+    await store.append("a", [ev.LeaseAcquired("a-1", "a-1.1", "run a", 1, TTL)])
+    await store.append_to_workspace("a-1", [ev.LeaseAcquired("a-1", "a-1.2", "breaking", 2, TTL, forced=True)])
+    await store.append_to_workspace("a-1", [ev.LeaseReleased("a-1", "a-1.2")])
 
     assert await store.lease("a-1") == Lease("a-1", 2)
     await store.append("a", [ENDED])
@@ -447,9 +431,9 @@ async def test_numbers_of_leases_rise_while_somebody_may_hold_an_old_one(leasing
 
 async def test_leases_are_listed_the_oldest_first_with_those_that_have_expired(leasing: Leasing) -> None:
     for workspace in ("z", "w", "b"):
-        await leasing.store.append_to_workspace(workspace, [LeaseAcquired(workspace, f"{workspace}.1", "x", 1, TTL)])
+        await leasing.store.append_to_workspace(workspace, [ev.LeaseAcquired(workspace, f"{workspace}.1", "x", 1, TTL)])
         leasing.at += WHOLE
-    await leasing.store.append_to_workspace("w", [LeaseReleased("w", "w.1")])
+    await leasing.store.append_to_workspace("w", [ev.LeaseReleased("w", "w.1")])
 
     assert [row.workspace for row in await leasing.store.leases()] == ["z", "b"]
 
@@ -458,10 +442,10 @@ async def test_a_workspace_has_a_journal_of_its_own(leasing: Leasing) -> None:
     store = leasing.store
     fence = await leasing.acquire(1)
 
-    (second,) = await store.append_to_workspace("w", [WarningIssued("x.y", "text")], fence=fence)
-    (other,) = await store.append_to_workspace("v", [WarningIssued("x.y", "text")])
+    (second,) = await store.append_to_workspace("w", [ev.WarningIssued("x.y", "text")], fence=fence)
+    (other,) = await store.append_to_workspace("v", [ev.WarningIssued("x.y", "text")])
 
     assert (second.run, second.seq, other.seq) == ("w", 2, 1)
     assert await store.workspace_events("w", after=1) == [second]
-    assert [type(r.event) for r in await store.workspace_events("w")] == [LeaseAcquired, WarningIssued]
+    assert [type(r.event) for r in await store.workspace_events("w")] == [ev.LeaseAcquired, ev.WarningIssued]
     assert await store.events("w") == []

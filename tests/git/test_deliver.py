@@ -16,26 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.core.errors import (
-    ApplyInterrupted,
-    BadRef,
-    BadRemote,
-    BadSource,
-    BadUrl,
-    BaseMissing,
-    BranchTaken,
-    DefaultBranch,
-    HostileTree,
-    NoRepository,
-    PatchConflict,
-    PlatformError,
-    PushRejected,
-    RemoteDenied,
-    RemoteUnreachable,
-    RunnerError,
-    UnsafePath,
-    WouldOverwrite,
-)
+from runner.core import errors
 from runner.core.settings import Settings
 from runner.git import atomic_apply, source
 from runner.git.deliver import ApplyResult, Delivery, PushResult, open_delivery
@@ -183,26 +164,26 @@ def unborn(user: Path) -> None:
     git(user, "symbolic-ref", "HEAD", "refs/heads/wanted")
 
 
-BRANCHES: dict[str, tuple[str, Change, type[RunnerError]]] = {
-    "there with another commit": ("main", lambda user: None, BranchTaken),
-    "there with the base of the work": ("wanted", lambda user: git(user, "branch", "wanted"), BranchTaken),
-    "that HEAD waits for": ("wanted", unborn, BranchTaken),
-    "below a branch": ("main/wanted", lambda user: None, BranchTaken),
-    "above a branch": ("wanted", lambda user: git(user, "branch", "wanted/below"), BranchTaken),
+BRANCHES: dict[str, tuple[str, Change, type[errors.RunnerError]]] = {
+    "there with another commit": ("main", lambda user: None, errors.BranchTaken),
+    "there with the base of the work": ("wanted", lambda user: git(user, "branch", "wanted"), errors.BranchTaken),
+    "that HEAD waits for": ("wanted", unborn, errors.BranchTaken),
+    "below a branch": ("main/wanted", lambda user: None, errors.BranchTaken),
+    "above a branch": ("wanted", lambda user: git(user, "branch", "wanted/below"), errors.BranchTaken),
     "with a lock of another git": (
         "wanted",
         lambda user: (user / ".git" / "refs" / "heads" / "wanted.lock").touch(),
-        BranchTaken,
+        errors.BranchTaken,
     ),
-    "an option": ("--force", lambda user: None, BadRef),
-    "two dots": ("a..b", lambda user: None, BadRef),
-    "HEAD": ("HEAD", lambda user: None, BadRef),
+    "an option": ("--force", lambda user: None, errors.BadRef),
+    "two dots": ("a..b", lambda user: None, errors.BadRef),
+    "HEAD": ("HEAD", lambda user: None, errors.BadRef),
 }
 
 
 @pytest.mark.parametrize(("name", "situation", "kind"), BRANCHES.values(), ids=BRANCHES)
 async def test_a_branch_that_can_not_be_is_refused_and_nothing_changes(
-    work: Work, name: str, situation: Change, kind: type[RunnerError]
+    work: Work, name: str, situation: Change, kind: type[errors.RunnerError]
 ) -> None:
     situation(work.user)
     before = everything(work.user, without=(".git/objects",))
@@ -237,7 +218,7 @@ async def test_objects_that_git_refuses_do_not_get_in(work: Work) -> None:
     commit = git(work.private, "commit-tree", "-p", work.base, "-m", "bad", tree)
     before = everything(work.user)
 
-    with pytest.raises(HostileTree, match="hasDotgit"):
+    with pytest.raises(errors.HostileTree, match="hasDotgit"):
         await work.delivery.branch(work.private, commit, into=work.user, name="runner/abc")
 
     assert everything(work.user) == before
@@ -249,7 +230,7 @@ async def test_a_shallow_history_goes_where_the_rest_is_and_nowhere_else(tmp_pat
     git(tmp_path, "init", "-q", str(other))
     before = everything(other)
 
-    with pytest.raises(BaseMissing):
+    with pytest.raises(errors.BaseMissing):
         await work.delivery.branch(work.private, work.commit, into=other, name="runner/abc")
     await work.delivery.branch(work.private, work.commit, into=work.user, name="runner/abc")
 
@@ -328,86 +309,75 @@ def without_the_base(user: Path) -> None:
     git(user, "commit", "-qm", "unrelated")
 
 
-REFUSED: dict[str, tuple[Change, type[RunnerError]]] = {
-    "a changed file": (lambda user: (user / "README").write_text("mine\n"), WouldOverwrite),
-    "a file changed to the same length": (lambda user: (user / "src" / "tool").write_text("loot\n"), WouldOverwrite),
-    "a removed file": (lambda user: (user / "src" / "tool").unlink(), WouldOverwrite),
-    "a removed folder": (lambda user: shutil.rmtree(user / "src"), WouldOverwrite),
-    "a file made executable": (lambda user: (user / "src" / "app.sh").chmod(0o755), WouldOverwrite),
-    "a change that is staged": (
-        lambda user: (
+REFUSED: dict[type[errors.RunnerError], dict[str, Change]] = {
+    errors.WouldOverwrite: {
+        "a changed file": lambda user: (user / "README").write_text("mine\n"),
+        "a file changed to the same length": lambda user: (user / "src" / "tool").write_text("loot\n"),
+        "a removed file": lambda user: (user / "src" / "tool").unlink(),
+        "a removed folder": lambda user: shutil.rmtree(user / "src"),
+        "a file made executable": lambda user: (user / "src" / "app.sh").chmod(0o755),
+        "a change that is staged": lambda user: (
             (user / "src" / "tool").write_text("staged\n"),
             git(user, "add", "-A"),
             (user / "src" / "tool").write_text("tool\n"),
         ),
-        WouldOverwrite,
-    ),
-    "a file taken out of the index": (lambda user: git(user, "rm", "-q", "--cached", "src/tool"), WouldOverwrite),
-    "an untracked file where one is made": (
-        lambda user: ((user / "new" / "er").mkdir(parents=True), (user / "new" / "er" / "made").write_text("made\n")),
-        WouldOverwrite,
-    ),
-    "a link where one is made": (
-        lambda user: ((user / "new").mkdir(), (user / "new/pointer").symlink_to("/")),
-        WouldOverwrite,
-    ),
-    "another link": (
-        lambda user: ((user / "link").unlink(), (user / "link").symlink_to("data")),
-        WouldOverwrite,
-    ),
-    "a file where a folder is needed": (lambda user: (user / "new").write_text(""), UnsafePath),
-    "a folder where a file is made": (
-        committing(lambda user: ((user / "new/er/made").mkdir(parents=True), (user / "new/er/made/x").touch())),
-        PatchConflict,
-    ),
-    "a folder with a file of mine that becomes a file": (
-        lambda user: (user / "to-file" / "mine").write_text("mine\n"),
-        PatchConflict,
-    ),
-    "lines that others changed": (
-        committing(lambda user: (user / "README").write_text("all else\n")),
-        PatchConflict,
-    ),
-    "a binary file that others changed": (committing(lambda user: (user / "data").write_bytes(b"\0x")), PatchConflict),
-    "a file that others removed": (committing(lambda user: (user / "src" / "tool").unlink()), PatchConflict),
-    "a file that others made": (
-        committing(lambda user: ((user / "new").mkdir(), (user / "new" / "pointer").write_text("x"))),
-        PatchConflict,
-    ),
-    "a folder behind a link": (link_instead_of_folder, UnsafePath),
-    "a link that leads out, committed": (
-        committing(lambda user: (user / "new").symlink_to(user.parent / "private.git")),
-        UnsafePath,
-    ),
-    "a FIFO": (lambda user: ((user / "README").unlink(), os.mkfifo(user / "README")), UnsafePath),
-    "a socket": (lambda user: socket_at(user / "README"), UnsafePath),
-    "a device": (lambda user: ((user / "README").unlink(), os.mknod(user / "README", stat.S_IFCHR, 0x103)), UnsafePath),
-    "another repository": (
-        lambda user: ((user / "new").mkdir(), git(user / "new", "init", "-q")),
-        UnsafePath,
-    ),
-    "a HEAD without the base": (without_the_base, BaseMissing),
-    "a HEAD before the base": (lambda user: git(user, "checkout", "-q", "HEAD~1"), BaseMissing),
-    "no commit": (lambda user: git(user, "checkout", "-q", "--orphan", "other"), BaseMissing),
-    "a bare repository": (
-        lambda user: (
+        "a file taken out of the index": lambda user: git(user, "rm", "-q", "--cached", "src/tool"),
+        "an untracked file where one is made": lambda user: (
+            (user / "new" / "er").mkdir(parents=True),
+            (user / "new" / "er" / "made").write_text("made\n"),
+        ),
+        "a link where one is made": lambda user: ((user / "new").mkdir(), (user / "new/pointer").symlink_to("/")),
+        "another link": lambda user: ((user / "link").unlink(), (user / "link").symlink_to("data")),
+    },
+    errors.PatchConflict: {
+        "a folder where a file is made": committing(
+            lambda user: ((user / "new/er/made").mkdir(parents=True), (user / "new/er/made/x").touch())
+        ),
+        "a folder with a file of mine that becomes a file": lambda user: (user / "to-file/mine").write_text("mine\n"),
+        "lines that others changed": committing(lambda user: (user / "README").write_text("all else\n")),
+        "a binary file that others changed": committing(lambda user: (user / "data").write_bytes(b"\0x")),
+        "a file that others removed": committing(lambda user: (user / "src" / "tool").unlink()),
+        "a file that others made": committing(
+            lambda user: ((user / "new").mkdir(), (user / "new" / "pointer").write_text("x"))
+        ),
+    },
+    errors.UnsafePath: {
+        "a file where a folder is needed": lambda user: (user / "new").write_text(""),
+        "a folder behind a link": link_instead_of_folder,
+        "a link that leads out, committed": committing(
+            lambda user: (user / "new").symlink_to(user.parent / "private.git")
+        ),
+        "a FIFO": lambda user: ((user / "README").unlink(), os.mkfifo(user / "README")),
+        "a socket": lambda user: socket_at(user / "README"),
+        "a device": lambda user: ((user / "README").unlink(), os.mknod(user / "README", stat.S_IFCHR, 0x103)),
+        "another repository": lambda user: ((user / "new").mkdir(), git(user / "new", "init", "-q")),
+    },
+    errors.BaseMissing: {
+        "a HEAD without the base": without_the_base,
+        "a HEAD before the base": lambda user: git(user, "checkout", "-q", "HEAD~1"),
+        "no commit": lambda user: git(user, "checkout", "-q", "--orphan", "other"),
+    },
+    errors.BadSource: {
+        "a bare repository": lambda user: (
             (user / ".git").rename(user.parent / "g"),
-            [p.unlink() if not p.is_dir() or p.is_symlink() else shutil.rmtree(p) for p in user.iterdir()],
-            user.rmdir(),
+            shutil.rmtree(user),
             (user.parent / "g").rename(user),
         ),
-        BadSource,
-    ),
+    },
 }
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["apply", "check"])
 @pytest.mark.parametrize(
     ("situation", "kind"),
-    [pytest.param(*given, id=name, marks=ROOT.mark if name == "a device" else ()) for name, given in REFUSED.items()],
+    [
+        pytest.param(situation, kind, id=name, marks=ROOT.mark if name == "a device" else ())
+        for kind, situations in REFUSED.items()
+        for name, situation in situations.items()
+    ],
 )
 async def test_what_can_not_be_applied_changes_nothing(
-    work: Work, situation: Change, kind: type[RunnerError], check: bool
+    work: Work, situation: Change, kind: type[errors.RunnerError], check: bool
 ) -> None:
     situation(work.user)
     before = everything(work.folder)
@@ -464,7 +434,7 @@ async def test_a_kill_at_any_point_is_undone_by_the_next_apply(work: Work) -> No
     stop = 1
     while await cut_short(work, stop):
         if (work.user / ".git" / atomic_apply.FOLDER / "journal.json").exists():
-            with pytest.raises(ApplyInterrupted):
+            with pytest.raises(errors.ApplyInterrupted):
                 await work.apply(check=True)
         with atomic_apply.locked(work.user / ".git", work.user):
             pass
@@ -504,7 +474,7 @@ async def test_what_somebody_changed_since_is_named_and_kept(work: Work) -> None
     (work.user / "README").write_text("somebody else\n")
 
     for _ in range(2):
-        with pytest.raises(ApplyInterrupted, match="README"):
+        with pytest.raises(errors.ApplyInterrupted, match="README"):
             await work.apply()
 
     assert (work.user / "README").read_text() == "somebody else\n"
@@ -525,7 +495,7 @@ async def test_a_file_changed_after_it_was_looked_at_undoes_everything(work: Wor
     with atomic_apply.locked(place.git, place.top) as folder:
         _, changes = await work.delivery._attempt(work.patch, work.base, place, scratch)
         (work.user / "src" / "tool").write_text("mine\n")
-        with pytest.raises(WouldOverwrite):
+        with pytest.raises(errors.WouldOverwrite):
             await trio.to_thread.run_sync(atomic_apply.replace_files, place.top, folder, scratch / "tree", changes)
 
     assert (work.user / "src" / "tool").read_text() == "mine\n"
@@ -536,7 +506,7 @@ async def test_a_file_changed_after_it_was_looked_at_undoes_everything(work: Wor
 async def test_two_at_once_do_not_mix(work: Work) -> None:
     with (
         atomic_apply.locked(work.user / ".git", work.user),
-        pytest.raises(ApplyInterrupted, match="under way"),
+        pytest.raises(errors.ApplyInterrupted, match="under way"),
     ):
         await work.apply()
 
@@ -618,27 +588,27 @@ def in_use(remote: Path) -> None:
     git(remote, "worktree", "add", "-q", str(remote.parent / "there"), "work")
 
 
-PUSHES: dict[str, tuple[str, bool, Change, type[RunnerError]]] = {
-    "over commits of somebody else": ("work", True, ahead, BranchTaken),
-    "to the default branch": ("main", False, lambda remote: None, DefaultBranch),
+PUSHES: dict[str, tuple[str, bool, Change, type[errors.RunnerError]]] = {
+    "over commits of somebody else": ("work", True, ahead, errors.BranchTaken),
+    "to the default branch": ("main", False, lambda remote: None, errors.DefaultBranch),
     "to another default branch": (
         "trunk",
         False,
         lambda remote: (git(remote, "branch", "trunk"), git(remote, "symbolic-ref", "HEAD", "refs/heads/trunk")),
-        DefaultBranch,
+        errors.DefaultBranch,
     ),
-    "to what is usually the default branch": ("master", False, lambda remote: None, DefaultBranch),
-    "to a branch that is checked out there": ("work", True, in_use, PushRejected),
-    "to a server that refuses": ("work", True, refusing, PushRejected),
-    "below a branch": ("main/below", True, lambda remote: None, PushRejected),
-    "to what is no branch": ("--all", True, lambda remote: None, BadRef),
-    "to nothing": ("work", True, shutil.rmtree, NoRepository),
+    "to what is usually the default branch": ("master", False, lambda remote: None, errors.DefaultBranch),
+    "to a branch that is checked out there": ("work", True, in_use, errors.PushRejected),
+    "to a server that refuses": ("work", True, refusing, errors.PushRejected),
+    "below a branch": ("main/below", True, lambda remote: None, errors.PushRejected),
+    "to what is no branch": ("--all", True, lambda remote: None, errors.BadRef),
+    "to nothing": ("work", True, shutil.rmtree, errors.NoRepository),
 }
 
 
 @pytest.mark.parametrize(("branch", "explicit", "situation", "kind"), PUSHES.values(), ids=PUSHES)
 async def test_a_push_that_is_refused_moves_nothing(
-    work: Work, remote: Path, branch: str, explicit: bool, situation: Change, kind: type[RunnerError]
+    work: Work, remote: Path, branch: str, explicit: bool, situation: Change, kind: type[errors.RunnerError]
 ) -> None:
     situation(remote)
     before = refs(remote) if remote.exists() else ""
@@ -656,7 +626,7 @@ async def test_the_default_branch_is_pushed_to_when_it_is_named(work: Work, remo
 async def test_what_the_server_said_is_a_hint(work: Work, remote: Path) -> None:
     refusing(remote)
 
-    with pytest.raises(PushRejected) as caught:
+    with pytest.raises(errors.PushRejected) as caught:
         await work.push(str(remote))
 
     assert caught.value.hint == "it said: no agents on Fridays"
@@ -700,25 +670,25 @@ async def test_a_branch_that_moves_while_it_is_pushed_is_not_taken(work: Work, r
     moved = f'git -C {remote} update-ref refs/heads/work main; exec sh -c "$2"'
     person = ssh(work, f'case "$2" in *receive-pack*) {moved};; *) exec sh -c "$2";; esac')
 
-    with pytest.raises(BranchTaken, match="meanwhile"):
+    with pytest.raises(errors.BranchTaken, match="meanwhile"):
         await work.push(f"git@host.example:{remote}", person=person)
 
     assert git(remote, "rev-parse", "work") == work.base
 
 
-SAID: dict[str, tuple[str, type[RunnerError]]] = {
-    "an unknown key": ("git@host.example: Permission denied (publickey).", RemoteDenied),
-    "an unknown host key": ("Host key verification failed.", RemoteDenied),
+SAID: dict[str, tuple[str, type[errors.RunnerError]]] = {
+    "an unknown key": ("git@host.example: Permission denied (publickey).", errors.RemoteDenied),
+    "an unknown host key": ("Host key verification failed.", errors.RemoteDenied),
     "an unknown host": (
         "ssh: Could not resolve hostname host.example: Name or service not known",
-        RemoteUnreachable,
+        errors.RemoteUnreachable,
     ),
-    "a host that is down": ("ssh: connect to host host.example port 22: Connection refused", RemoteUnreachable),
+    "a host that is down": ("ssh: connect to host host.example port 22: Connection refused", errors.RemoteUnreachable),
 }
 
 
 @pytest.mark.parametrize(("words", "kind"), SAID.values(), ids=SAID)
-async def test_what_ssh_says_is_said(work: Work, remote: Path, words: str, kind: type[RunnerError]) -> None:
+async def test_what_ssh_says_is_said(work: Work, remote: Path, words: str, kind: type[errors.RunnerError]) -> None:
     person = ssh(work, f"echo '{words}' >&2; exit 255")
 
     with pytest.raises(kind):
@@ -748,7 +718,7 @@ async def test_a_push_goes_to_a_real_ssh_server(work: Work, remote: Path) -> Non
         await work.push(f"{server.url}{remote}", person=person)
 
         (work.folder / "sshd" / "known_hosts").write_text("")
-        with pytest.raises(RemoteDenied, match="known hosts"):
+        with pytest.raises(errors.RemoteDenied, match="known hosts"):
             await work.push(f"{server.url}{remote}", "another", person=person)
     assert git(remote, "rev-parse", "work") == work.commit
 
@@ -767,7 +737,7 @@ async def test_a_push_over_https_uses_the_credential_helper_of_the_user(work: Wo
     git(remote, "config", "http.receivepack", "true")
     with https(work.folder, work.folder) as server:
         server.server.answer = asking_for_a_password
-        with pytest.raises(RemoteDenied, match="does not let this user in"):
+        with pytest.raises(errors.RemoteDenied, match="does not let this user in"):
             await work.push(f"{server.url}/remote.git", person=server.env)
         helper = "!f() { echo username=me; echo password=secret; }; f"
         (work.folder / ".gitconfig").write_text(f'[credential]\n\thelper = "{helper}"\n')
@@ -779,7 +749,7 @@ async def test_a_push_over_https_uses_the_credential_helper_of_the_user(work: Wo
 
 
 async def test_a_certificate_that_is_not_trusted_is_refused(work: Work, remote: Path) -> None:
-    with https(work.folder, work.folder) as server, pytest.raises(RemoteDenied, match="certificate"):
+    with https(work.folder, work.folder) as server, pytest.raises(errors.RemoteDenied, match="certificate"):
         await work.push(f"{server.url}/remote.git")
 
 
@@ -792,7 +762,7 @@ async def test_a_server_that_leads_to_another_protocol_is_not_followed(work: Wor
 
     with https(work.folder, work.folder) as server:
         server.server.answer = elsewhere
-        with pytest.raises(PlatformError):
+        with pytest.raises(errors.PlatformError):
             await work.push(f"{server.url}/remote.git", person=server.env)
     assert "refs/heads/work" not in refs(remote)
 
@@ -800,7 +770,7 @@ async def test_a_server_that_leads_to_another_protocol_is_not_followed(work: Wor
 async def test_https_to_nobody_is_unreachable(work: Work) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        with pytest.raises(RemoteUnreachable):
+        with pytest.raises(errors.RemoteUnreachable):
             await work.push(f"https://127.0.0.1:{unused.getsockname()[1]}/shop")
 
 
@@ -812,29 +782,29 @@ URLS = {
     "scp": ("git@git.example.org:team/shop", None),
     "file": ("file:///srv/shop.git", None),
     "path": ("/srv/a shop.git", None),
-    "http": ("http://git.example.org/shop", BadUrl),
-    "git": ("git://git.example.org/shop", BadUrl),
-    "ext": ("ext::sh -c id", BadUrl),
-    "ext without spaces": ("ext::id", BadUrl),
-    "a descriptor": ("fd::17", BadUrl),
-    "an option": ("--upload-pack=id", BadUrl),
-    "an option as host": ("ssh://-oProxyCommand=id/x", BadUrl),
-    "a password": ("https://user:secret@git.example.org/shop", BadUrl),
-    "a token": ("https://token@git.example.org/shop", BadUrl),
-    "a password for ssh": ("ssh://git:secret@git.example.org/shop", BadUrl),
-    "a line break": ("https://git.example.org/shop\nx", BadUrl),
-    "two dots": ("https://git.example.org/../shop", BadUrl),
-    "a file elsewhere": ("file://host/srv/shop", BadUrl),
-    "nothing": ("", BadUrl),
-    "a remote that is not there": ("upstream", BadRemote),
-    "a remote with two URLs": ("two", BadRemote),
-    "a remote with a bad URL": ("bad", BadUrl),
+    "http": ("http://git.example.org/shop", errors.BadUrl),
+    "git": ("git://git.example.org/shop", errors.BadUrl),
+    "ext": ("ext::sh -c id", errors.BadUrl),
+    "ext without spaces": ("ext::id", errors.BadUrl),
+    "a descriptor": ("fd::17", errors.BadUrl),
+    "an option": ("--upload-pack=id", errors.BadUrl),
+    "an option as host": ("ssh://-oProxyCommand=id/x", errors.BadUrl),
+    "a password": ("https://user:secret@git.example.org/shop", errors.BadUrl),
+    "a token": ("https://token@git.example.org/shop", errors.BadUrl),
+    "a password for ssh": ("ssh://git:secret@git.example.org/shop", errors.BadUrl),
+    "a line break": ("https://git.example.org/shop\nx", errors.BadUrl),
+    "two dots": ("https://git.example.org/../shop", errors.BadUrl),
+    "a file elsewhere": ("file://host/srv/shop", errors.BadUrl),
+    "nothing": ("", errors.BadUrl),
+    "a remote that is not there": ("upstream", errors.BadRemote),
+    "a remote with two URLs": ("two", errors.BadRemote),
+    "a remote with a bad URL": ("bad", errors.BadUrl),
 }
 
 
 @pytest.mark.parametrize(("to", "kind"), URLS.values(), ids=URLS)
 async def test_a_remote_is_of_the_protocols_that_are_spoken(
-    work: Work, to: str, kind: type[RunnerError] | None
+    work: Work, to: str, kind: type[errors.RunnerError] | None
 ) -> None:
     git(work.user, "remote", "add", "two", "/srv/a")
     git(work.user, "remote", "set-url", "--add", "two", "/srv/b")
@@ -858,5 +828,5 @@ async def test_a_remote_by_name_is_where_it_is_pushed_to(work: Work) -> None:
     assert os.path.realpath(await work.delivery.remote_url("near", repository=work.user)) == str(
         work.folder / "remote.git"
     )
-    with pytest.raises(BadRemote):
+    with pytest.raises(errors.BadRemote):
         await work.delivery.remote_url("origin", repository=None)

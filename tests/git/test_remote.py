@@ -13,20 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.core.errors import (
-    BadRef,
-    BadUrl,
-    GitFailed,
-    HostileTree,
-    NoRepository,
-    RemoteDenied,
-    RemoteOverLimit,
-    RemoteRedirects,
-    RemoteUnreachable,
-    RunnerError,
-    UnknownCommit,
-    UrlUnsupported,
-)
+from runner.core import errors
 from runner.core.settings import Settings
 from runner.git.binary import GitBinary
 from runner.git.dulwich import GitDulwich
@@ -104,7 +91,7 @@ async def test_a_branch_named_like_the_end_of_another_is_not_taken_for_it(
 ) -> None:
     user("update-ref", "refs/heads/x/refs/heads/gone", tip(user))
 
-    with pytest.raises(UnknownCommit, match="no branch `gone`"):
+    with pytest.raises(errors.UnknownCommit, match="no branch `gone`"):
         await git.resolve_url(url(server), branch="gone", commit=None)
 
 
@@ -122,22 +109,22 @@ async def test_a_commit_is_taken_at_its_word_and_fetched_by_its_id(
 async def test_an_empty_repository_has_no_commit(server: Https, git: GitBinary, tmp_path: Path) -> None:
     User(tmp_path / "served" / "empty").init()
 
-    with pytest.raises(UnknownCommit, match="no commit yet"):
+    with pytest.raises(errors.UnknownCommit, match="no commit yet"):
         await git.resolve_url(url(server, "empty"), branch=None, commit=None)
 
 
 @pytest.mark.parametrize("bad", ["--upload-pack=x", "a..b", "x.lock"])
 async def test_a_name_outside_the_grammar_is_not_asked_for(server: Https, git: GitBinary, bad: str) -> None:
-    with pytest.raises(BadRef):
+    with pytest.raises(errors.BadRef):
         await git.resolve_url(url(server), branch=bad, commit=None)
     assert server.asked == 0
 
 
 async def test_a_url_outside_the_grammar_is_not_asked(git: GitBinary, user: User, tmp_path: Path) -> None:
     for address in (f"file://{user.top}", str(user.top), "http://localhost/x", f"ext::touch {tmp_path}/canary"):
-        with pytest.raises(BadUrl):
+        with pytest.raises(errors.BadUrl):
             await git.resolve_url(address, branch=None, commit=None)
-        with pytest.raises(BadUrl):
+        with pytest.raises(errors.BadUrl):
             await git.fetch_url(address, tip(user), into=tmp_path / "p", depth=1)
     assert not (tmp_path / "canary").exists()
 
@@ -308,7 +295,7 @@ async def test_a_server_of_the_old_protocol_gives_its_tips(
     server.server.version = 0
 
     await git.fetch_url(url(server), tip(user), into=tmp_path / "p", depth=1)
-    with pytest.raises(UnknownCommit):
+    with pytest.raises(errors.UnknownCommit):
         await git.fetch_url(url(server), tip(user, "main~1"), into=tmp_path / "q", depth=1)
 
     assert count(tmp_path / "p", tip(user)) == 1
@@ -317,13 +304,13 @@ async def test_a_server_of_the_old_protocol_gives_its_tips(
 async def test_a_commit_that_the_server_does_not_have_is_unknown(
     server: Https, git: GitBinary, user: User, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnknownCommit, match="does not give that commit"):
+    with pytest.raises(errors.UnknownCommit, match="does not give that commit"):
         await git.fetch_url(url(server), "a" * 40, into=tmp_path / "p", depth=1)
     assert not (tmp_path / "p").exists()
 
 
 async def test_a_commit_is_not_any_object(server: Https, git: GitBinary, user: User, tmp_path: Path) -> None:
-    with pytest.raises(RunnerError):
+    with pytest.raises(errors.RunnerError):
         await git.fetch_url(url(server), tip(user, "main^{tree}"), into=tmp_path / "p", depth=1)
 
 
@@ -339,7 +326,7 @@ async def test_ssh_uses_the_keys_of_the_user(user: User, tmp_path: Path) -> None
         assert count(tmp_path / "p", tip(user, "feature/auth")) == 1
 
         (tmp_path / "ssh" / "known_hosts").write_text("")
-        with pytest.raises(RemoteDenied, match="not in the known hosts of ssh"):
+        with pytest.raises(errors.RemoteDenied, match="not in the known hosts of ssh"):
             await git.resolve_url(f"{server.url}{user.top}", branch=None, commit=None)
 
 
@@ -348,20 +335,20 @@ async def test_ssh_that_wants_other_keys_does_not_ask(user: User, tmp_path: Path
     with sshd(tmp_path / "ssh") as server:
         (tmp_path / "ssh" / "user.pub").write_text("")
         git = adapter(tmp_path, PATH=f"{server.folder}:{os.environ['PATH']}")
-        with pytest.raises(RemoteDenied, match="was denied"):
+        with pytest.raises(errors.RemoteDenied, match="was denied"):
             await git.resolve_url(f"{server.url}{user.top}", branch=None, commit=None)
 
 
 async def test_without_ssh_its_urls_need_it(tmp_path: Path) -> None:
     git = adapter(tmp_path, PATH="/nowhere")
-    with pytest.raises(UrlUnsupported, match="without ssh"):
+    with pytest.raises(errors.UrlUnsupported, match="without ssh"):
         await git.resolve_url("git@git.example.org:org/repo", branch=None, commit=None)
 
 
 async def test_the_library_takes_no_urls(tmp_path: Path) -> None:
-    with pytest.raises(UrlUnsupported, match="without git"):
+    with pytest.raises(errors.UrlUnsupported, match="without git"):
         await GitDulwich().resolve_url("https://git.example.org/org/repo", branch=None, commit=None)
-    with pytest.raises(UrlUnsupported, match="without git"):
+    with pytest.raises(errors.UrlUnsupported, match="without git"):
         await GitDulwich().fetch_url("https://git.example.org/org/repo", "a" * 40, into=tmp_path / "p", depth=1)
 
 
@@ -378,16 +365,18 @@ async def test_a_server_that_fails_is_asked_again(server: Https, git: GitBinary,
 
     server.server.answer = fail
     if failures == 3:
-        with pytest.raises(RemoteUnreachable, match="503"):
+        with pytest.raises(errors.RemoteUnreachable, match="503"):
             await git.resolve_url(url(server), branch=None, commit=None)
         assert server.asked == 3
     else:
         assert (await git.resolve_url(url(server), branch=None, commit=None)).commit == tip(user)
 
 
-@pytest.mark.parametrize(("status", "error"), [(401, RemoteDenied), (403, RemoteDenied), (404, NoRepository)], ids=str)
+@pytest.mark.parametrize(
+    ("status", "error"), [(401, errors.RemoteDenied), (403, errors.RemoteDenied), (404, errors.NoRepository)], ids=str
+)
 async def test_a_refusal_is_final_and_nobody_is_asked_for_a_password(
-    server: Https, git: GitBinary, status: int, error: type[RunnerError]
+    server: Https, git: GitBinary, status: int, error: type[errors.RunnerError]
 ) -> None:
     def refuse(handler: Handler) -> bool:
         handler.start(status, WWW_Authenticate='Basic realm="x"')
@@ -413,7 +402,7 @@ async def test_a_netrc_is_read(server: Https, user: User, tmp_path: Path, wanted
 
     server.server.answer = guard
     if not wanted:
-        with pytest.raises(RemoteDenied):
+        with pytest.raises(errors.RemoteDenied):
             await git.resolve_url(url(server), branch=None, commit=None)
         return
     assert (await git.resolve_url(url(server), branch=None, commit=None)).commit == tip(user)
@@ -425,19 +414,19 @@ async def test_a_netrc_is_read(server: Https, user: User, tmp_path: Path, wanted
 
 
 async def test_a_certificate_of_nobody_is_refused(server: Https, tmp_path: Path) -> None:
-    with pytest.raises(RemoteDenied, match="certificate"):
+    with pytest.raises(errors.RemoteDenied, match="certificate"):
         await adapter(tmp_path).resolve_url(url(server), branch=None, commit=None)
 
 
 async def test_a_host_that_is_not_there_is_unreachable(tmp_path: Path) -> None:
     for address in ("https://127.0.0.1:1/a", "https://nowhere.invalid/a"):
-        with pytest.raises(RemoteUnreachable):
+        with pytest.raises(errors.RemoteUnreachable):
             await adapter(tmp_path).resolve_url(address, branch=None, commit=None)
 
 
 async def test_the_proxy_of_the_host_is_used(server: Https, tmp_path: Path) -> None:
     git = adapter(tmp_path, **server.env, https_proxy="http://127.0.0.1:1")
-    with pytest.raises(RemoteUnreachable):
+    with pytest.raises(errors.RemoteUnreachable):
         await git.resolve_url(url(server), branch=None, commit=None)
     assert server.asked == 0
 
@@ -462,7 +451,7 @@ async def test_a_redirect_is_not_followed(server: Https, git: GitBinary, target:
         return True
 
     server.server.answer = redirect
-    with pytest.raises(RemoteRedirects):
+    with pytest.raises(errors.RemoteRedirects):
         await git.resolve_url(url(server), branch=None, commit=None)
 
 
@@ -485,7 +474,7 @@ async def test_objects_that_a_server_has_elsewhere_are_not_fetched(
         return True
 
     server.server.answer = files
-    with pytest.raises(RunnerError):
+    with pytest.raises(errors.RunnerError):
         await git.fetch_url(f"{server.url}/r", commit, into=tmp_path / "p", depth=None)
 
     assert f"/r/objects/{commit[:2]}/{commit[2:]}" in server.server.seen
@@ -544,7 +533,7 @@ async def test_a_server_that_drips_is_left(
         return True
 
     server.server.answer = drip
-    with trio.fail_after(60), pytest.raises(RemoteOverLimit):
+    with trio.fail_after(60), pytest.raises(errors.RemoteOverLimit):
         await adapter(tmp_path, bounds, **server.env).resolve_url(url(server), branch=None, commit=None)
 
 
@@ -558,7 +547,7 @@ async def test_a_server_that_names_refs_without_end_is_left(
 
     server.server.answer = flood
     git = adapter(tmp_path, replace(BOUNDS, resolve_memory_bytes=256 << 20), **server.env)
-    with trio.fail_after(60), pytest.raises(RemoteOverLimit):
+    with trio.fail_after(60), pytest.raises(errors.RemoteOverLimit):
         await git.resolve_url(url(server), branch=None, commit=None)
 
 
@@ -586,7 +575,7 @@ async def test_a_server_can_not_name_another_commit(
 
     server.server.answer = lie
     found = await git.resolve_url(url(server), branch=None, commit=None)
-    with pytest.raises(RunnerError):
+    with pytest.raises(errors.RunnerError):
         await git.fetch_url(url(server), found.commit, into=tmp_path / "p", depth=1)
     assert not (tmp_path / "p").exists()
 
@@ -596,7 +585,7 @@ async def test_a_pack_that_is_too_large_is_refused_and_removed(server: Https, us
     commit = user.commit()
     git = adapter(tmp_path, replace(BOUNDS, pack_bytes=1 << 20), **server.env)
 
-    with pytest.raises(RemoteOverLimit):
+    with pytest.raises(errors.RemoteOverLimit):
         await git.fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
 
     left = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
@@ -610,7 +599,7 @@ async def test_a_tree_that_unpacks_to_too_much_is_refused(
     (user.top / "zeros").write_bytes(bytes(2 << 20))
     commit = user.commit()
 
-    with pytest.raises(RemoteOverLimit, match="2 files of 2 MiB"):
+    with pytest.raises(errors.RemoteOverLimit, match="2 files of 2 MiB"):
         await adapter(tmp_path, bounds, **server.env).fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
 
 
@@ -622,7 +611,7 @@ async def test_a_tree_that_names_itself_a_billion_times_is_refused(server: Https
     user("update-ref", "refs/heads/bomb", commit)
     git = adapter(tmp_path, replace(BOUNDS, listing_bytes=1 << 20), **server.env)
 
-    with trio.fail_after(60), pytest.raises(RemoteOverLimit):
+    with trio.fail_after(60), pytest.raises(errors.RemoteOverLimit):
         await git.fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
 
 
@@ -640,7 +629,7 @@ async def test_a_pack_that_stalls_is_left(server: Https, user: User, tmp_path: P
 
     server.server.answer = stall
     fetch = adapter(tmp_path, IMPATIENT, **server.env).fetch_url
-    with trio.fail_after(60), pytest.raises(RemoteOverLimit):
+    with trio.fail_after(60), pytest.raises(errors.RemoteOverLimit):
         await fetch(url(server), tip(user), into=tmp_path / "p", depth=1)
     stop.set()
 
@@ -676,7 +665,7 @@ async def test_a_tree_with_a_hostile_name_is_refused(
     commit = user.commit_tree(user.tree(("40000", inner, name)))
     user("update-ref", "refs/heads/hostile", commit)
 
-    with pytest.raises(HostileTree):
+    with pytest.raises(errors.HostileTree):
         await git.fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
     assert not (tmp_path / "p").exists()
 
@@ -687,7 +676,7 @@ async def test_a_link_in_place_of_gitmodules_is_refused(
     commit = user.commit_tree(user.tree(("120000", user.blob(b"/etc/passwd"), b".gitmodules")))
     user("update-ref", "refs/heads/hostile", commit)
 
-    with pytest.raises(HostileTree):
+    with pytest.raises(errors.HostileTree):
         await git.fetch_url(url(server), commit, into=tmp_path / "p", depth=1)
 
 
@@ -701,6 +690,6 @@ async def test_the_words_of_a_server_decide_nothing(server: Https, git: GitBinar
         return True
 
     server.server.answer = speak
-    with pytest.raises((GitFailed, RemoteUnreachable)) as caught:
+    with pytest.raises((errors.GitFailed, errors.RemoteUnreachable)) as caught:
         await git.fetch_url(url(server), tip(user), into=tmp_path / "p", depth=1)
-    assert not isinstance(caught.value, HostileTree | RemoteDenied)
+    assert not isinstance(caught.value, errors.HostileTree | errors.RemoteDenied)

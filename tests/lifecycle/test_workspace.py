@@ -9,32 +9,19 @@ import pytest
 from runner.core.errors import WorkspaceLimit, WorkspaceState
 from runner.core.model import Limits, SavedWork
 from runner.core.model import WorkspaceStatus as S
-from runner.events.events import (
-    BaseCommitRecorded,
-    Event,
-    ResourceCreated,
-    ResourceIntended,
-    ResourceRemovalStarted,
-    ResourceRemoved,
-    SlotClaimed,
-    StepStarted,
-    WorkspaceRequested,
-    WorkspaceSaved,
-    WorkspaceStatusChanged,
-    WorkspaceUsed,
-)
+from runner.events import events as ev
 from runner.lifecycle.workspace import NEXT, advance, check_limit, fold, hint, named
 from runner.ports.store import WorkspaceRow
 
 DAY = 86_400
 SECOND = 1_000_000
-REQUESTED = WorkspaceRequested(
+REQUESTED = ev.WorkspaceRequested(
     *("local", "shop", False, Limits(pids=5), 30.0, None, "/p", 7, "https://h/r", "main", Limits(cpus=2), "sha256:1")
 )
 LIFE = (S.CREATING, S.PROVISIONING, S.READY, S.STOPPING, S.STOPPED, S.READY, S.DESTROYING, S.DESTROYED)
 
 
-def row(*events: Event, at: int = 0) -> WorkspaceRow | None:
+def row(*events: ev.Event, at: int = 0) -> WorkspaceRow | None:
     found: WorkspaceRow | None = None
     for number, event in enumerate(events):
         found = fold(found, "w", at + number * SECOND, event)
@@ -92,73 +79,73 @@ def test_a_request_is_the_whole_row() -> None:
     ],
 )
 def test_using_a_workspace_moves_its_end(persistent: bool, most: float | None, expires: int | None) -> None:
-    requested = WorkspaceRequested("local", "default", persistent, Limits(), 30.0, most)
+    requested = ev.WorkspaceRequested("local", "default", persistent, Limits(), 30.0, most)
 
-    used = row(requested, WorkspaceUsed(30.0, most))
+    used = row(requested, ev.WorkspaceUsed(30.0, most))
 
     assert (used.used, used.expires) == (SECOND, expires)
 
 
 def test_what_is_known_later_comes_to_the_row() -> None:
-    found = row(REQUESTED, BaseCommitRecorded("b" * 40), WorkspaceSaved(SavedWork("c" * 40, None, None, 0, 0)))
+    found = row(REQUESTED, ev.BaseCommitRecorded("b" * 40), ev.WorkspaceSaved(SavedWork("c" * 40, None, None, 0, 0)))
 
     assert (found.base, found.snapshot) == ("b" * 40, "c" * 40)
 
 
 def test_a_destroyed_workspace_has_no_row() -> None:
-    steps = [WorkspaceStatusChanged(status) for status in (S.PROVISIONING, S.READY, S.DESTROYING, S.DESTROYED)]
+    steps = [ev.WorkspaceStatusChanged(status) for status in (S.PROVISIONING, S.READY, S.DESTROYING, S.DESTROYED)]
 
     assert row(REQUESTED, *steps) is None
-    assert row(REQUESTED, *steps, WorkspaceUsed(1.0)) is None
+    assert row(REQUESTED, *steps, ev.WorkspaceUsed(1.0)) is None
 
 
 def test_a_workspace_of_a_run_follows_its_effects() -> None:
     intended, done = (
-        ResourceIntended("provision", "workspace", "r-1", "local"),
-        ResourceCreated("provision", "workspace", "r-1"),
+        ev.ResourceIntended("provision", "workspace", "r-1", "local"),
+        ev.ResourceCreated("provision", "workspace", "r-1"),
     )
     found = fold(fold(None, "r", 0, intended), "r", 1, done)
     assert found == WorkspaceRow("r-1", "local", S.READY, 0, 1, run="r")
-    found = fold(found, "r", 2, ResourceIntended("provision", "workspace", "r-1", "process"))
+    found = fold(found, "r", 2, ev.ResourceIntended("provision", "workspace", "r-1", "process"))
     assert (found.provider, found.status) == ("process", S.CREATING)
-    found = fold(found, "r", 3, ResourceRemovalStarted("teardown", "workspace", "r-1"))
+    found = fold(found, "r", 3, ev.ResourceRemovalStarted("teardown", "workspace", "r-1"))
     assert found.status is S.DESTROYING
-    assert fold(found, "r", 4, ResourceRemoved("teardown", "workspace", "r-1")) is None
+    assert fold(found, "r", 4, ev.ResourceRemoved("teardown", "workspace", "r-1")) is None
 
 
 def test_events_about_nothing_that_is_there_change_nothing() -> None:
-    assert fold(None, "r", 0, BaseCommitRecorded("b" * 40)) is None
+    assert fold(None, "r", 0, ev.BaseCommitRecorded("b" * 40)) is None
     kept = row(REQUESTED)
-    assert fold(kept, "w", 0, StepStarted("agent")) == kept
+    assert fold(kept, "w", 0, ev.StepStarted("agent")) == kept
 
 
 @pytest.mark.parametrize(
     ("event", "id"),
     [
-        (ResourceIntended("p", "workspace", "r-1"), "r-1"),
-        (ResourceIntended("p", "checkout", "r-1"), None),
-        (ResourceCreated("p", "workspace", "r-1"), "r-1"),
-        (ResourceRemovalStarted("p", "workspace", "r-1"), "r-1"),
-        (ResourceRemoved("p", "workspace", "r-1"), "r-1"),
-        (WorkspaceUsed(1.0), "w"),
-        (SlotClaimed("r-1", "slot-1"), "r-1"),
-        (BaseCommitRecorded("b"), "w"),
-        (StepStarted("agent"), None),
+        (ev.ResourceIntended("p", "workspace", "r-1"), "r-1"),
+        (ev.ResourceIntended("p", "checkout", "r-1"), None),
+        (ev.ResourceCreated("p", "workspace", "r-1"), "r-1"),
+        (ev.ResourceRemovalStarted("p", "workspace", "r-1"), "r-1"),
+        (ev.ResourceRemoved("p", "workspace", "r-1"), "r-1"),
+        (ev.WorkspaceUsed(1.0), "w"),
+        (ev.SlotClaimed("r-1", "slot-1"), "r-1"),
+        (ev.BaseCommitRecorded("b"), "w"),
+        (ev.StepStarted("agent"), None),
     ],
 )
-def test_an_event_names_the_workspace_that_it_is_about(event: Event, id: str | None) -> None:
+def test_an_event_names_the_workspace_that_it_is_about(event: ev.Event, id: str | None) -> None:
     assert named("w", event) == id
 
 
 def test_a_change_of_status_and_a_slot_come_to_the_row() -> None:
-    found = row(REQUESTED, WorkspaceStatusChanged(S.PROVISIONING), SlotClaimed("w", "slot-1"))
+    found = row(REQUESTED, ev.WorkspaceStatusChanged(S.PROVISIONING), ev.SlotClaimed("w", "slot-1"))
 
     assert (found.status, found.slot, found.provider) == (S.PROVISIONING, "slot-1", "local")
 
 
 def test_a_request_without_limits_has_none_and_one_that_lasts_has_no_end() -> None:
-    lasting = row(WorkspaceRequested("local", "default", True, Limits(), 30.0, 10.0))
-    aged = row(WorkspaceRequested("local", "default", False, Limits(), 30.0, 10.0))
+    lasting = row(ev.WorkspaceRequested("local", "default", True, Limits(), 30.0, 10.0))
+    aged = row(ev.WorkspaceRequested("local", "default", False, Limits(), 30.0, 10.0))
 
     assert (lasting.limits, lasting.expires, aged.expires) == (None, None, 10 * SECOND)
 
@@ -166,7 +153,7 @@ def test_a_request_without_limits_has_none_and_one_that_lasts_has_no_end() -> No
 def test_a_refused_change_names_the_workspace_and_what_to_do() -> None:
     assert hint("w", S.STOPPED) == "`runner workspace resume w` makes it ready again"
     with pytest.raises(WorkspaceState, match="workspace `w` is creating"):
-        row(REQUESTED, WorkspaceStatusChanged(S.STOPPED))
+        row(REQUESTED, ev.WorkspaceStatusChanged(S.STOPPED))
 
 
 def made(*ids: str, run: str | None = None) -> list[WorkspaceRow]:

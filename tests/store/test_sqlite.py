@@ -23,22 +23,11 @@ import trio.testing
 from runner import __version__
 from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, UnknownRun
 from runner.core.model import succeeded
-from runner.events.events import (
-    Event,
-    LeaseAcquired,
-    ResourceCreated,
-    ResourceIntended,
-    ResourceRemoved,
-    RunEnded,
-    RunStarted,
-    SnapshotPublished,
-    StepStarted,
-    WarningIssued,
-)
+from runner.events import events as ev
 from runner.store.sqlite import _PROJECTED, SqliteStore, _project, migrate, open_reader, open_store, scripts
 from tests.support.needs import ROOT
 
-STARTED = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
+STARTED = ev.RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
 
 
 def store_in(
@@ -77,9 +66,9 @@ async def test_a_workspace_row_lives_from_intent_to_absence(tmp_path: Path) -> N
     seen = []
     async with store_in(tmp_path) as store:
         for event in (
-            ResourceIntended("provision", "workspace", "ws-1", "local"),
-            ResourceCreated("provision", "workspace", "ws-1"),
-            ResourceRemoved("teardown", "workspace", "ws-1"),
+            ev.ResourceIntended("provision", "workspace", "ws-1", "local"),
+            ev.ResourceCreated("provision", "workspace", "ws-1"),
+            ev.ResourceRemoved("teardown", "workspace", "ws-1"),
         ):
             await store.append("a", [STARTED, event])
             seen.append(rows(tmp_path / "state.db", query))
@@ -91,14 +80,14 @@ async def test_a_workspace_row_lives_from_intent_to_absence(tmp_path: Path) -> N
 
 async def test_other_effects_make_no_workspace_row(tmp_path: Path) -> None:
     async with store_in(tmp_path) as store:
-        await store.append("a", [STARTED, ResourceIntended("verify", "checkout", "c", "/x")])
+        await store.append("a", [STARTED, ev.ResourceIntended("verify", "checkout", "c", "/x")])
 
     assert rows(tmp_path / "state.db", "SELECT * FROM agent_workspaces") == []
 
 
 async def test_a_snapshot_is_a_row(tmp_path: Path) -> None:
     async with store_in(tmp_path) as store:
-        await store.append("a", [STARTED, SnapshotPublished("c" * 40, "t" * 40, None, "runner/a", 3, 0, 1)])
+        await store.append("a", [STARTED, ev.SnapshotPublished("c" * 40, "t" * 40, None, "runner/a", 3, 0, 1)])
 
     assert rows(tmp_path / "state.db", "SELECT * FROM snapshots") == [("a", "c" * 40, "t" * 40, None, "runner/a", 1000)]
 
@@ -109,7 +98,7 @@ async def test_appends_that_wait_share_one_commit(tmp_path: Path) -> None:
         await store.append("a", [STARTED])
         async with trio.open_nursery() as nursery:
             for number in range(100):
-                nursery.start_soon(store.append, "a", [WarningIssued("x.y", str(number))])
+                nursery.start_soon(store.append, "a", [ev.WarningIssued("x.y", str(number))])
 
     assert len(points) <= 9, "the first, then at most one alone and the rest together"
     assert points[:3] == ["before", "torn", "after"]
@@ -121,7 +110,7 @@ async def test_what_settles_under_a_shield_is_still_written_after_a_cancel(tmp_p
             await store.append("a", [STARTED])
             outer.cancel()
             with trio.fail_after(60), trio.CancelScope(shield=True):
-                await store.append("a", [RunEnded(succeeded(), 0)])
+                await store.append("a", [ev.RunEnded(succeeded(), 0)])
 
     assert rows(tmp_path / "state.db", "SELECT status FROM runs") == [("succeeded",)]
 
@@ -139,11 +128,11 @@ async def test_a_cancelled_append_leaves_the_others_whole(tmp_path: Path) -> Non
         await store.append("a", [STARTED])
         async with trio.open_nursery() as nursery:
             for number in range(10):
-                nursery.start_soon(store.append, "a", [WarningIssued("x.y", str(number))] * 2)
+                nursery.start_soon(store.append, "a", [ev.WarningIssued("x.y", str(number))] * 2)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
 
-        recorded = await store.append("a", [StepStarted("x")])
+        recorded = await store.append("a", [ev.StepStarted("x")])
 
         history = await store.events("a")
         assert history[-1:] == recorded
@@ -154,8 +143,8 @@ async def test_two_open_stores_on_one_file_do_not_collide(tmp_path: Path) -> Non
     async with store_in(tmp_path) as one, store_in(tmp_path) as other, trio.open_nursery() as nursery:
         await one.append("a", [STARTED])
         for number in range(20):
-            nursery.start_soon(one.append, "a", [WarningIssued("x.y", str(number))])
-            nursery.start_soon(other.append, "a", [WarningIssued("x.y", str(number))])
+            nursery.start_soon(one.append, "a", [ev.WarningIssued("x.y", str(number))])
+            nursery.start_soon(other.append, "a", [ev.WarningIssued("x.y", str(number))])
 
     assert rows(tmp_path / "state.db", "SELECT count(*), max(seq) FROM events") == [(41, 41)]
 
@@ -183,10 +172,10 @@ async def test_a_store_that_another_process_keeps_locked_is_busy(tmp_path: Path)
             other.execute("BEGIN IMMEDIATE")
             store._connection.execute("PRAGMA busy_timeout = 50")
             with pytest.raises(StoreBusy):
-                await store.append("a", [StepStarted("x")])
+                await store.append("a", [ev.StepStarted("x")])
             other.execute("ROLLBACK")
 
-        assert [r.seq for r in await store.append("a", [StepStarted("x")])] == [2]
+        assert [r.seq for r in await store.append("a", [ev.StepStarted("x")])] == [2]
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -313,7 +302,7 @@ async def test_an_event_that_cannot_be_read_is_damage(tmp_path: Path, change: st
 async def test_a_value_of_another_type_is_damage(tmp_path: Path, change: str) -> None:
     """As one flipped bit makes of it; SQLite itself puts none into a strict table."""
     async with store_in(tmp_path) as store:
-        await store.append("a", [STARTED, LeaseAcquired("w", "lease", "a", 1, 60.0)])
+        await store.append("a", [STARTED, ev.LeaseAcquired("w", "lease", "a", 1, 60.0)])
         with closing(sqlite3.connect(tmp_path / "state.db")) as connection, connection:
             connection.execute("PRAGMA writable_schema = ON")
             connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE sql NOT LIKE '%ROWID%'")
@@ -369,7 +358,7 @@ async def test_a_kill_loses_nothing_acknowledged_and_leaves_no_half_append(
     assert done.stdout.split()[-1:] == [b"3"]
     async with store_in(tmp_path) as store:
         assert [r.seq for r in await store.events("a")] == list(range(1, kept + 1))
-        assert (await store.append("a", [StepStarted("x")]))[0].seq == kept + 1
+        assert (await store.append("a", [ev.StepStarted("x")]))[0].seq == kept + 1
 
 
 # --- full disks -----------------------------------------------------------------------------------
@@ -379,7 +368,7 @@ async def fill(store: SqliteStore) -> RunnerError:
     """Append until it is refused, which must happen."""
     for _ in range(500):
         try:
-            await store.append("a", [WarningIssued("x.y", "z" * 4_000)])
+            await store.append("a", [ev.WarningIssued("x.y", "z" * 4_000)])
         except RunnerError as error:
             return error
     raise AssertionError("the limit was never met")
@@ -397,7 +386,7 @@ async def assert_clean_refusal(folder: Path, room: Callable[[], None]) -> None:
     assert str(folder / "state.db") in refused.message
     async with store_in(folder) as store:
         assert await store.events("a") == kept
-        assert (await store.append("a", [StepStarted("x")]))[0].seq == len(kept) + 1
+        assert (await store.append("a", [ev.StepStarted("x")]))[0].seq == len(kept) + 1
 
 
 async def test_a_file_that_may_not_grow_refuses_cleanly_and_opens_again(tmp_path: Path) -> None:
@@ -442,8 +431,8 @@ async def test_a_disk_full_from_the_start_is_refused_cleanly_at_every_size(tmp_p
                 assert [r.seq for r in await store.events("a")] in ([], [1])
 
 
-@pytest.mark.parametrize("kind", sorted(set(Event.__subclasses__()) - _PROJECTED, key=lambda kind: kind.__name__))
-def test_an_event_of_the_journal_alone_changes_no_other_table(kind: type[Event]) -> None:
+@pytest.mark.parametrize("kind", sorted(set(ev.Event.__subclasses__()) - _PROJECTED, key=lambda kind: kind.__name__))
+def test_an_event_of_the_journal_alone_changes_no_other_table(kind: type[ev.Event]) -> None:
     event = object.__new__(kind)
     for field in fields(kind):
         object.__setattr__(event, field.name, "workspace")

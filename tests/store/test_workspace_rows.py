@@ -11,21 +11,14 @@ import pytest
 from runner.core.errors import UnknownWorkspace, WorkspaceState
 from runner.core.model import ClockReference, Limits
 from runner.core.model import WorkspaceStatus as S
-from runner.events.events import (
-    BaseCommitRecorded,
-    ResourceCreated,
-    ResourceIntended,
-    RunStarted,
-    WarningIssued,
-    WorkspaceRequested,
-    WorkspaceStatusChanged,
-    WorkspaceUsed,
-)
+from runner.events import events as ev
 from runner.ports.store import Store, WorkspaceRow
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
 
-REQUESTED = WorkspaceRequested("local", "shop", False, Limits(cpus=2.0), 1.0, None, "/p/\udcff", 7, "https://h/r", "b")
+REQUESTED = ev.WorkspaceRequested(
+    "local", "shop", False, Limits(cpus=2.0), 1.0, None, "/p/\udcff", 7, "https://h/r", "b"
+)
 SECOND = 1_000_000
 
 
@@ -41,9 +34,9 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
     await store.append_to_workspace(
-        "w", [REQUESTED, BaseCommitRecorded("b" * 40), WorkspaceStatusChanged(S.PROVISIONING)]
+        "w", [REQUESTED, ev.BaseCommitRecorded("b" * 40), ev.WorkspaceStatusChanged(S.PROVISIONING)]
     )
-    await store.append_to_workspace("w", [WorkspaceUsed(2.0)])
+    await store.append_to_workspace("w", [ev.WorkspaceUsed(2.0)])
 
     assert await store.workspaces() == [
         WorkspaceRow(
@@ -56,7 +49,7 @@ async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
             project="shop",
             path="/p/\udcff",
             inode=7,
-            url="https://h/r",
+            url="https://h",
             branch="b",
             base="b" * 40,
             limits=Limits(cpus=2.0),
@@ -66,8 +59,8 @@ async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
 
 async def test_workspaces_of_runs_are_listed_as_well_and_the_newest_first(store: Store) -> None:
     await store.append_to_workspace("w", [REQUESTED])
-    started = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
-    intended, done = ResourceIntended("p", "workspace", "a-1", "local"), ResourceCreated("p", "workspace", "a-1")
+    started = ev.RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
+    intended, done = ev.ResourceIntended("p", "workspace", "a-1", "local"), ev.ResourceCreated("p", "workspace", "a-1")
     await store.append("a", [started, intended, done])
 
     assert [(row.id, row.run, row.status) for row in await store.workspaces()] == [
@@ -80,7 +73,7 @@ async def test_a_change_that_there_is_not_is_refused_with_all_that_came_with_it(
     await store.append_to_workspace("w", [REQUESTED])
 
     with pytest.raises(WorkspaceState, match="is creating, and cannot become stopped"):
-        await store.append_to_workspace("w", [WarningIssued("x.y", "z"), WorkspaceStatusChanged(S.STOPPED)])
+        await store.append_to_workspace("w", [ev.WarningIssued("x.y", "z"), ev.WorkspaceStatusChanged(S.STOPPED)])
 
     assert len(await store.workspace_events("w")) == 1
     assert (await store.workspace("w")).status is S.CREATING
@@ -88,7 +81,7 @@ async def test_a_change_that_there_is_not_is_refused_with_all_that_came_with_it(
 
 async def test_a_destroyed_workspace_keeps_its_journal_and_no_row(store: Store) -> None:
     await store.append_to_workspace(
-        "w", [REQUESTED, WorkspaceStatusChanged(S.DESTROYING), WorkspaceStatusChanged(S.DESTROYED)]
+        "w", [REQUESTED, ev.WorkspaceStatusChanged(S.DESTROYING), ev.WorkspaceStatusChanged(S.DESTROYED)]
     )
 
     assert await store.workspaces() == []

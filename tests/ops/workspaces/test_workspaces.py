@@ -14,35 +14,11 @@ import pytest
 import trio
 
 from runner.artifacts.run_lock import try_lock
-from runner.core.errors import (
-    BadDirectory,
-    ForbiddenFiles,
-    LeaseHeld,
-    LeaseLost,
-    ProviderFailed,
-    ProviderUnavailable,
-    RunnerError,
-    UnknownPlugin,
-    UnknownProject,
-    UnknownWorkspace,
-    UnsavedWork,
-    UsageError,
-    WorkspaceLimit,
-    WorkspaceLost,
-    WorkspaceState,
-)
+from runner.core import errors
 from runner.core.model import Handle, Limits
 from runner.core.model import WorkspaceStatus as S
 from runner.core.settings import Settings
-from runner.events.events import (
-    Event,
-    LeaseRefreshed,
-    UnsavedWorkDiscarded,
-    WorkspaceRequested,
-    WorkspaceSaved,
-    WorkspaceStatusChanged,
-    WorkspaceUsed,
-)
+from runner.events import events as ev
 from runner.lifecycle.lease import REFRESH
 from runner.ops.host.state import see_clock
 from runner.ops.runs.gc import collect
@@ -114,12 +90,12 @@ async def shell(env: WorkspaceEnv, row: WorkspaceRow, script: str) -> tuple[int,
     return await inside(env, row, "sh", "-c", f"exec 2>&1; {script}")
 
 
-async def events(env: WorkspaceEnv, row: WorkspaceRow) -> list[Event]:
+async def events(env: WorkspaceEnv, row: WorkspaceRow) -> list[ev.Event]:
     return [recorded.event for recorded in await env.store.workspace_events(row.id)]
 
 
-def statuses(history: Sequence[Event]) -> list[S]:
-    return [event.status for event in history if isinstance(event, WorkspaceStatusChanged)]
+def statuses(history: Sequence[ev.Event]) -> list[S]:
+    return [event.status for event in history if isinstance(event, ev.WorkspaceStatusChanged)]
 
 
 # --- making ---
@@ -192,7 +168,7 @@ async def test_what_cannot_be_adopted_is_refused_before_anything_is_made(env: Wo
         inner.parent / "bare.git": "bare repository",
     }
     for path, words in refused.items():
-        with pytest.raises(BadDirectory, match=words):
+        with pytest.raises(errors.BadDirectory, match=words):
             await ws.create(env, WorkspaceOptions(path=path))
 
     assert len(await env.store.workspaces()) == 1
@@ -210,7 +186,7 @@ async def test_a_directory_is_known_by_what_it_is_and_not_by_its_name(
         (house.theirs / "another").touch()
 
     for use in (shell(env, row, "touch made"), ws.stop(env, row.id)):
-        with pytest.raises(WorkspaceLost, match="not the directory that was adopted"):
+        with pytest.raises(errors.WorkspaceLost, match="not the directory that was adopted"):
             await use
     await ws.delete(env, row.id)
 
@@ -221,14 +197,14 @@ async def test_a_directory_is_known_by_what_it_is_and_not_by_its_name(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (WorkspaceOptions(path=Path("/x"), url="https://host/repo"), UsageError),
-        (WorkspaceOptions(branch="main"), UsageError),
-        (WorkspaceOptions(project="unknown"), UnknownProject),
-        (WorkspaceOptions(provider="fake"), UnknownPlugin),
+        (WorkspaceOptions(path=Path("/x"), url="https://host/repo"), errors.UsageError),
+        (WorkspaceOptions(branch="main"), errors.UsageError),
+        (WorkspaceOptions(project="unknown"), errors.UnknownProject),
+        (WorkspaceOptions(provider="fake"), errors.UnknownPlugin),
     ],
 )
 async def test_a_wish_that_makes_no_sense_makes_nothing(
-    env: WorkspaceEnv, options: WorkspaceOptions, error: type[RunnerError]
+    env: WorkspaceEnv, options: WorkspaceOptions, error: type[errors.RunnerError]
 ) -> None:
     with pytest.raises(error):
         await ws.create(env, options)
@@ -239,7 +215,7 @@ async def test_a_wish_that_makes_no_sense_makes_nothing(
 async def test_a_directory_is_never_given_to_a_provider_that_cannot_protect_its_git(
     env: WorkspaceEnv, house: House
 ) -> None:
-    with pytest.raises(ProviderUnavailable, match="from changing"):
+    with pytest.raises(errors.ProviderUnavailable, match="from changing"):
         await ws.create(env, WorkspaceOptions(path=house.theirs, provider="process"))
 
     assert not (house.theirs / ".git").exists()
@@ -297,18 +273,18 @@ async def test_no_more_workspaces_are_made_than_there_may_be(house: House) -> No
             await ws.create(env, WorkspaceOptions(persistent=True)),
         )
         await shell(env, first, "true")
-        refused: list[WorkspaceLimit] = []
+        refused: list[errors.WorkspaceLimit] = []
 
         async def another() -> None:
             try:
                 await ws.create(env, WorkspaceOptions())
-            except WorkspaceLimit as error:
+            except errors.WorkspaceLimit as error:
                 refused.append(error)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(another)
             nursery.start_soon(another)
-        with pytest.raises(WorkspaceLimit, match="`WORKSPACE_MAX` is 3") as over:
+        with pytest.raises(errors.WorkspaceLimit, match="`WORKSPACE_MAX` is 3") as over:
             await ws.create(env, WorkspaceOptions())
 
         assert (len(refused), len(await env.store.workspaces())) == (1, 3)
@@ -331,11 +307,11 @@ async def test_a_workspace_is_found_by_its_id_and_by_a_path_in_it(env: Workspace
     for path in (house.theirs, house.theirs / "kept", house.theirs.parent / "link" / "kept" / "nothing"):
         assert (await ws.find_by_path(settings, path)).row == adopted
     assert (await ws.find_by_path(settings, ws.tree_of(settings, empty) / "deep" / "down")).row == empty
-    with pytest.raises(UnknownWorkspace):
+    with pytest.raises(errors.UnknownWorkspace):
         await ws.find_by_path(settings, house.theirs.parent)
-    with pytest.raises(UnknownWorkspace):
+    with pytest.raises(errors.UnknownWorkspace):
         await env.store.workspace("nothing")
-    with pytest.raises(UnknownWorkspace):
+    with pytest.raises(errors.UnknownWorkspace):
         await env.store.workspace("")
 
 
@@ -381,7 +357,7 @@ async def test_files_that_policy_forbids_are_named_before_the_lease(env: Workspa
     (tree / "link").symlink_to("/usr")
     (tree / ".env").write_text("KEY=1")
 
-    with pytest.raises(ForbiddenFiles, match=r"\.env: forbidden:\*\*/\.env"):
+    with pytest.raises(errors.ForbiddenFiles, match=r"\.env: forbidden:\*\*/\.env"):
         await shell(env, row, "true")
 
     assert (await env.store.lease(row.id)).fence == 1, "it was made with the first, and there was no other"
@@ -404,7 +380,7 @@ async def test_the_policy_of_the_base_commit_holds_and_not_that_of_the_work_tree
 
     assert (await shell(env, row, "true"))[0] == 0
     (house.theirs / "key.pem").touch()
-    with pytest.raises(ForbiddenFiles, match=r"key\.pem"):
+    with pytest.raises(errors.ForbiddenFiles, match=r"key\.pem"):
         await shell(env, row, "true")
 
 
@@ -422,9 +398,9 @@ async def test_who_has_a_workspace_is_shown_and_nobody_else_can_write(env: Works
         assert (lease.workspace, lease.holder, lease.state) == (row.id, f"exec {os.getpid()}", "live")
         assert (lease.refreshed, lease.expires) == (lease.acquired, lease.acquired + 3_600 * SECOND)
         for verb in (ws.stop, ws.destroy, ws.delete, release):
-            with pytest.raises(LeaseHeld, match=lease.holder):
+            with pytest.raises(errors.LeaseHeld, match=lease.holder):
                 await verb(env, row.id)
-        with pytest.raises(LeaseHeld):
+        with pytest.raises(errors.LeaseHeld):
             await shell(env, row, "true")
         assert (await env.store.workspace(row.id)).status is S.READY
 
@@ -443,7 +419,7 @@ async def test_a_command_that_takes_long_refreshes_its_lease(
 
     assert (await shell(env, row, "sleep 2"))[0] == 0
 
-    assert len([event for event in await events(env, row) if isinstance(event, LeaseRefreshed)]) >= 2
+    assert len([event for event in await events(env, row) if isinstance(event, ev.LeaseRefreshed)]) >= 2
 
 
 @pytest.mark.scenario("WSM-11")
@@ -464,7 +440,7 @@ async def test_the_lease_of_a_dead_holder_is_taken_over_with_a_warning(env: Work
 async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeover(env: WorkspaceEnv) -> None:
     """The reader of what is said may have gone: then nothing goes on, and the lease of the dead is no more."""
 
-    def unheard(advice: RunnerError) -> None:
+    def unheard(advice: errors.RunnerError) -> None:
         raise BrokenPipeError
 
     row = await ws.create(env, WorkspaceOptions())
@@ -479,7 +455,7 @@ async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeove
                 await shell(replace(env, advise=unheard), row, "true")
             await left.run(["true"])
 
-    with pytest.raises(WorkspaceLost):
+    with pytest.raises(errors.WorkspaceLost):
         await unheard_of()
 
 
@@ -488,20 +464,20 @@ async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(env: Workspac
     dead = HeldWorkspace(env, row, "exec 1")
     await dead.lease_holder.acquire(dead.write)
     assert "`exec 1` had it" in await release(env, row.id)
-    with pytest.raises(WorkspaceState, match="nothing to break"):
+    with pytest.raises(errors.WorkspaceState, match="nothing to break"):
         await break_lease(env, row.id, sure=True)
 
     async def broken() -> None:
         async with hold(env, row, "exec") as held:
-            with pytest.raises(UsageError, match="kills all"):
+            with pytest.raises(errors.UsageError, match="kills all"):
                 await break_lease(env, row.id, sure=False)
             await break_lease(env, row.id, sure=True)
             assert await lease_of(env, row.id) is None
             async with hold(env, row, "another"):
                 pass
-            await held.write(WorkspaceStatusChanged(S.STOPPING))
+            await held.write(ev.WorkspaceStatusChanged(S.STOPPING))
 
-    with pytest.raises(LeaseLost):
+    with pytest.raises(errors.LeaseLost):
         await broken()
 
     assert (await env.store.workspace(row.id)).status is S.READY
@@ -516,7 +492,7 @@ async def test_only_the_process_that_holds_the_lock_is_asked_to_end(env: Workspa
         another = HeldWorkspace(env, row, f"exec {other.pid}")
         await another.lease_holder.acquire(another.write)
 
-        with pytest.raises(LeaseHeld):
+        with pytest.raises(errors.LeaseHeld):
             await ws.destroy(env, row.id)
 
         await trio.sleep(0.05)
@@ -531,7 +507,7 @@ async def test_a_directory_that_another_store_uses_is_refused(env: WorkspaceEnv,
     async with house.another().open() as others:
         theirs = await ws.create(others, WorkspaceOptions(path=house.theirs))
         async with hold(env, row, "exec"):
-            with pytest.raises(LeaseHeld, match="another process"):
+            with pytest.raises(errors.LeaseHeld, match="another process"):
                 await shell(others, theirs, "true")
             assert (await others.store.lease(theirs.id)).id == ""
         assert (await shell(others, theirs, "true"))[0] == 0
@@ -552,7 +528,7 @@ async def test_a_stopped_workspace_keeps_its_files_until_it_is_resumed(env: Work
     assert stopped.status is S.STOPPED
     assert stopped.used > used.used > row.used
     assert await ws.stop(env, row.id) == stopped
-    with pytest.raises(WorkspaceState) as refused:
+    with pytest.raises(errors.WorkspaceState) as refused:
         await shell(env, row, "true")
     assert "workspace resume" in str(refused.value.hint)
     assert (await ws.resume(env, row.id)).status is S.READY
@@ -569,7 +545,7 @@ async def test_deleting_an_adopted_directory_forgets_it_and_leaves_every_file(en
     await shell(env, row, "echo work > made")
     before = everything(house.theirs)
     async with hold(env, row, "exec"):
-        with pytest.raises(LeaseHeld):
+        with pytest.raises(errors.LeaseHeld):
             await ws.delete(env, row.id)
 
     removed = await ws.delete(env, row.id)
@@ -577,7 +553,7 @@ async def test_deleting_an_adopted_directory_forgets_it_and_leaves_every_file(en
     assert removed.tree == str(house.theirs)
     assert everything(house.theirs) == before
     assert await env.store.workspaces() == []
-    with pytest.raises(UnknownWorkspace):
+    with pytest.raises(errors.UnknownWorkspace):
         await ws.delete(env, row.id)
     await ws.create(env, WorkspaceOptions(path=house.theirs))
 
@@ -605,9 +581,11 @@ async def test_work_is_saved_before_a_workspace_is_destroyed(env: WorkspaceEnv, 
     names = git(removed.saved / "snapshot.git", "ls-tree", "-r", "--name-only", str(removed.saved_work.commit)).split()
     assert names == ["a/b/link", "binary", "made"]
     history = await events(env, row)
-    kinds = [type(event) if isinstance(event, WorkspaceSaved) else getattr(event, "status", None) for event in history]
-    assert kinds.index(S.DESTROYING) < kinds.index(WorkspaceSaved) < kinds.index(S.DESTROYED)
-    with pytest.raises(UnknownWorkspace):
+    kinds = [
+        type(event) if isinstance(event, ev.WorkspaceSaved) else getattr(event, "status", None) for event in history
+    ]
+    assert kinds.index(S.DESTROYING) < kinds.index(ev.WorkspaceSaved) < kinds.index(S.DESTROYED)
+    with pytest.raises(errors.UnknownWorkspace):
         await ws.destroy(env, row.id)
 
 
@@ -616,7 +594,7 @@ async def test_work_that_cannot_be_saved_is_not_destroyed(env: WorkspaceEnv) -> 
     row = await ws.create(env, WorkspaceOptions())
     await shell(env, row, "echo KEY=1 > .env; mkfifo pipe")
     for verb in (ws.delete, ws.destroy):
-        with pytest.raises(UnsavedWork, match=r"\.env.*pipe"):
+        with pytest.raises(errors.UnsavedWork, match=r"\.env.*pipe"):
             await verb(env, row.id)
     assert (await env.store.workspace(row.id)).status is S.READY
     assert ws.tree_of(env.settings, row).joinpath(".env").exists()
@@ -624,14 +602,14 @@ async def test_work_that_cannot_be_saved_is_not_destroyed(env: WorkspaceEnv) -> 
     removed = await ws.destroy(env, row.id, discard=True)
 
     assert (removed.saved, removed.saved_work) == (None, None)
-    assert UnsavedWorkDiscarded() in await events(env, row)
+    assert ev.UnsavedWorkDiscarded() in await events(env, row)
     assert not (env.settings.home / "saved").exists()
 
 
 async def test_unsaved_work_is_swept_only_by_who_gives_it_up(env: WorkspaceEnv) -> None:
     row = await ws.create(env, WorkspaceOptions())
     await shell(env, row, "echo work > made")
-    with pytest.raises(UnsavedWork, match="1 changed file"):
+    with pytest.raises(errors.UnsavedWork, match="1 changed file"):
         await ws.delete(env, row.id)
 
     await ws.delete(env, row.id, discard=True)
@@ -650,7 +628,7 @@ async def test_destroying_finishes_what_was_cut_off(env: WorkspaceEnv) -> None:
     await shell(env, row, "echo work > made")
     dead = HeldWorkspace(env, row, "destroy 1")
     await dead.lease_holder.acquire(dead.write)
-    await dead.write(WorkspaceStatusChanged(S.DESTROYING))
+    await dead.write(ev.WorkspaceStatusChanged(S.DESTROYING))
 
     removed = await ws.destroy(env, row.id)
 
@@ -659,7 +637,7 @@ async def test_destroying_finishes_what_was_cut_off(env: WorkspaceEnv) -> None:
 
 async def test_recovering_finishes_what_the_dead_have_begun(env: WorkspaceEnv, house: House) -> None:
     making = WorkspaceRow("4f2a-half-made", "local", S.CREATING, 0, 0)
-    requested = WorkspaceRequested("local", "default", False, Limits(), 30.0)
+    requested = ev.WorkspaceRequested("local", "default", False, Limits(), 30.0)
     half = HeldWorkspace(env, making, "create 1")
     await half.write(requested)
     await half.lease_holder.acquire(half.write)
@@ -668,7 +646,7 @@ async def test_recovering_finishes_what_the_dead_have_begun(env: WorkspaceEnv, h
     for row, status in ((stopping, S.STOPPING), (destroying, S.DESTROYING)):
         dead = HeldWorkspace(env, row, "died 1")
         await dead.lease_holder.acquire(dead.write)
-        await dead.write(WorkspaceStatusChanged(status))
+        await dead.write(ev.WorkspaceStatusChanged(status))
     dead = HeldWorkspace(env, used, "exec 1")
     await dead.lease_holder.acquire(dead.write)
     (env.settings.home / "workspaces" / "of-nobody").mkdir()
@@ -693,7 +671,7 @@ async def test_recovering_finishes_what_the_dead_have_begun(env: WorkspaceEnv, h
 
 async def test_a_workspace_that_cannot_be_made_leaves_nothing(env: WorkspaceEnv, house: House) -> None:
     """The directory is one of root's that others can enter, or of another user."""
-    with pytest.raises(ProviderFailed):
+    with pytest.raises(errors.ProviderFailed):
         await ws.create(env, WorkspaceOptions(path=Path("/usr/share/misc")))
 
     assert await env.store.workspaces() == []
@@ -730,7 +708,7 @@ async def test_expired_workspaces_are_saved_and_removed_and_those_in_use_are_not
     assert reaped[used.id].in_use
     assert {row.id for row in await env.store.workspaces()} == {used.id, forever.id}
     assert (house.theirs / "kept").exists()
-    assert WorkspaceStatusChanged(S.DESTROYING, "its time was over") in await events(env, idle)
+    assert ev.WorkspaceStatusChanged(S.DESTROYING, "its time was over") in await events(env, idle)
 
 
 @pytest.mark.scenario("LIF-13")
@@ -784,7 +762,7 @@ async def test_a_clock_that_jumps_takes_no_workspace_from_who_works_in_it(
             first, second = await collect(house.settings, dry_run=False), await collect(house.settings, dry_run=False)
             async with house.open() as others:
                 for verb in (ws.destroy, ws.delete, ws.stop, release):
-                    with pytest.raises(LeaseHeld):
+                    with pytest.raises(errors.LeaseHeld):
                         await verb(others, row.id)
                 assert await complete_changes(others, dry_run=False) == []
 
@@ -792,7 +770,7 @@ async def test_a_clock_that_jumps_takes_no_workspace_from_who_works_in_it(
             assert second.clock is None
             assert [one.in_use for one in second.reaped] == [True]
             assert (await env.store.lease(row.id)).id == before.id
-            await held.write(WorkspaceUsed(3_600.0, None))
+            await held.write(ev.WorkspaceUsed(3_600.0, None))
             await held.lease_holder.refresh(held.write)
             assert (await env.store.lease(row.id)).live(env.deps.now())
         monkeypatch.setattr(time, "time_ns", real)
