@@ -28,6 +28,12 @@ def add_request_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--task-from", choices=("github", "gitlab"), help="the task as this CI says it")
 
 
+def add_quiet_argument(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="do not show what setup, agents and checks print, unless they fail"
+    )
+
+
 def way_up() -> list[Path]:
     """Return this directory and those above it, up to the top of its repository; only this one without a repository.
 

@@ -92,13 +92,13 @@ def _key_fault(text: str) -> str | None:
 
 def check_prices(grant: ModelGrant) -> None:
     """Raise ``Unpriced`` when a budget in dollars could not be enforced."""
-    from runner.gateway.prices import is_priced
+    from runner.gateway.prices import is_priced, nearest_priced
 
     if grant.budget.cost_usd is None:
         return
     for model in grant.models:
-        if not is_priced(grant.api.value, model):
+        if not is_priced(api := grant.api.value, model):
             raise Unpriced(
                 f"the model `{model}` has no known price, so `budget.cost_usd` cannot be kept",
-                hint="write `budget.tokens`, or name a model with a price",
+                hint=f"write `budget.tokens`, or name a model with a price, such as `{nearest_priced(api, model)}`",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,14 @@ def _models(api: str) -> Mapping[str, Mapping[str, Any]]:
 def is_priced(api: str, granted: str) -> bool:
     """Tell whether there is a price for a model that a manifest names, or for its family."""
     return any(model_matches(granted, model) for model in _models(api)) or _row(api, granted) is not None
+
+
+def nearest_priced(api: str, named: str) -> str:
+    """Return the model of the table whose name continues ``named``, the last of several, else the most similar one."""
+    models = list(_models(api))
+    return next(
+        (name for name in reversed(models) if name.startswith(named)), get_close_matches(named, models, 1, 0)[0]
+    )
 
 
 def cost_usd(api: str, model: str, counts: Counts) -> float | None:

@@ -20,7 +20,7 @@ from trio.from_thread import check_cancelled
 from runner.core.errors import CheckoutDiffers, GitFailed, HostileTree, RemoteOverLimit, RunnerError
 from runner.git import disk, source
 from runner.git._profile import fetch_arguments
-from runner.git._run import ProcessLimits
+from runner.git._run import ProcessLimits, version
 from runner.git.commands import GitCommands, check_exit
 from runner.git.common import GitAdapter, SnapshotContent, check_same, in_thread, read_file_at
 from runner.git.mirror import Mirror, evict
@@ -49,6 +49,10 @@ class GitBinary(GitCommands, GitAdapter):
         super().__init__(program)
         self.remote_access = remote_access
         self._remotes = RemoteClient(program, remote_access)
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return version(self.program)
 
     async def fetch(
         self, path: Path, commit: str, *, into: Path, depth: int | None, within: Path | None = None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dulwich import __version__
 from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatException, ObjectFormatException
 from dulwich.index import Index, IndexEntry, index_entry_from_stat
 from dulwich.object_store import DiskObjectStore, MissingObjectFinder
@@ -44,6 +45,7 @@ _COMMIT_TYPE = 1
 
 class GitDulwich(GitAdapter):
     name = "dulwich"
+    version = __version__
 
     async def find_commit(self, git: Path, name: str) -> str | None:
         return await in_thread(_find_commit, git, name)

@@ -101,6 +101,9 @@ class SnapshotOptions:
 class Git(Protocol):
     name: str
 
+    @property
+    def version(self) -> tuple[int, ...]: ...
+
     async def inspect(self, path: Path, *, within: Path | None = None) -> SourceRepository:
         """Describe a local repository without trusting it: its configuration has no effect.
 

@@ -13,6 +13,7 @@ from runner.core.model import Reason, Status, StopReason
 from runner.core.plural import plural
 from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
+from runner.plan.model import DEFAULTS
 from runner.report.format import MARKS, brief, commands, cost, count, duration, sandbox, stop_stage
 from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
@@ -142,7 +143,8 @@ def why(account: Account, name: str, tail: Sequence[str], *, seen: bool) -> Iter
         yield f"      {what}"
         yield f"      = hint: {way}"
     all_of_it = f"all of it: runner runs logs {account.record.id} {name}" if tail else ""
-    if place := "   ".join(filter(None, (account.origins.get(name, ""), all_of_it))):
+    origin = account.origins.get(name, "")
+    if place := "   ".join(filter(None, ("" if origin == DEFAULTS else origin, all_of_it))):
         yield f"      {place}"
 
 

@@ -33,12 +33,17 @@ _KEPT = 5_000  # templates that are not parsed again: most runs share those of t
 _FILTERS = ("default", "join", "lower", "tojson", "trim", "upper")
 
 
+def _text(value: object) -> str:
+    """Write a list, such as an output of a matrix, and whatever else is not text the way JSON does."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list | tuple | bool | None) else str(value)
+
+
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
     from jinja2 import StrictUndefined  # 60 ms that most commands do not need
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True, finalize=_text)
     environment.filters = {name: environment.filters[name] for name in _FILTERS}
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     environment.globals.clear()
@@ -101,7 +106,7 @@ def _looked_up(text: str, values: Mapping[str, object]) -> list[str] | None:
                 value = value[name]
             except KeyError:
                 return None
-        parts[position] = str(value)
+        parts[position] = _text(value)
     return parts or None
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from runner.core.errors import RunExists, UnknownRun
+from runner.core.errors import NotFoundError, RunExists, UnknownRun
 from runner.core.sanitize import excerpt
 from runner.events.events import RunStarted
 from runner.ports.store import RunRow
@@ -17,16 +17,25 @@ def find_run(rows: Sequence[RunRow], text: str) -> RunRow:
 
     Raises ``UnknownRun``, which lists the candidates when there are several.
     """
-    found = [row for row in rows if row.id == text] or [row for row in rows if row.id.startswith(text)]
-    if text == "last":
-        found = list(rows[:1])
-    if text and len(found) == 1:
+    if text == "last" and rows:
+        return rows[0]
+    names = {row.id: f"{row.id} ({row.name})" for row in rows}
+    id = match_id(names, text, UnknownRun, "run", "runner runs list")
+    return next(row for row in rows if row.id == id)
+
+
+def match_id(names: Mapping[str, str], text: str, error: type[NotFoundError], kind: str, lists: str) -> str:
+    """Return the one id that is ``text``, or starts with it; ``names`` are what an error calls each."""
+    if not text:
+        raise error(f"the id of the {kind} is empty", hint="look at the variable that it comes from")
+    found = [text] if text in names else [id for id in names if id.startswith(text)]
+    if len(found) == 1:
         return found[0]
     if not found:
-        raise UnknownRun(f"there is no run `{excerpt(text)}`", hint="`runner runs list` shows all")
-    candidates = ", ".join(f"{row.id} ({row.name})" for row in found[:_CANDIDATES])
+        raise error(f"there is no {kind} `{excerpt(text)}`", hint=f"`{lists}` shows all")
     more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""
-    raise UnknownRun(f"`{excerpt(text)}` may be any of {len(found)} runs", hint=f"one of: {candidates}{more}")
+    hint = f"name one of: {', '.join(names[id] for id in found[:_CANDIDATES])}{more}"
+    raise error(f"`{excerpt(text)}` may be any of {len(found)} {kind}s", hint=hint)
 
 
 def run_exists_error(run: str, started: RunStarted) -> RunExists:

@@ -10,12 +10,11 @@ from typing import Any
 
 from runner.core.errors import UnknownWorkspace
 from runner.core.model import DEFAULT_PROJECT, ClockReference, Limits, WorkspaceStatus
-from runner.core.sanitize import excerpt
 from runner.events.events import Event
 from runner.lifecycle.workspace import fold, named
 from runner.ports.store import WorkspaceRow
+from runner.store._runs import match_id
 
-_CANDIDATES = 8
 _COLUMNS = (
     "id, provider, status, lifecycle, created_at, last_used_at, expires_at, repository_url, branch, resource_limits,"
     " snapshot_id, metadata"
@@ -32,16 +31,9 @@ def find_workspace(rows: Sequence[WorkspaceRow], text: str) -> WorkspaceRow:
 
     Raises ``UnknownWorkspace``, which lists the candidates when there are several.
     """
-    found = [row for row in rows if row.id == text] or [row for row in rows if text and row.id.startswith(text)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise UnknownWorkspace(f"there is no workspace `{excerpt(text)}`", hint="`runner workspace list` shows all")
-    candidates = ", ".join(row.id for row in found[:_CANDIDATES])
-    more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""
-    raise UnknownWorkspace(
-        f"`{excerpt(text)}` may be any of {len(found)} workspaces", hint=f"one of: {candidates}{more}"
-    )
+    names = {row.id: row.id for row in rows}
+    id = match_id(names, text, UnknownWorkspace, "workspace", "runner workspace list")
+    return next(row for row in rows if row.id == id)
 
 
 def read_workspaces(connection: sqlite3.Connection) -> list[WorkspaceRow]:

@@ -59,15 +59,15 @@ def test_the_end_of_what_failed_is_not_said_again_below_itself(project: Project)
 
 
 def test_quiet_shows_only_what_fails(project: Project) -> None:
+    """Also when the run is resumed."""
     project.script(
         "echo chatter; echo x >made",
         run='verify: {commands: [{run: [sh, -c, "echo because; exit 1"]}]}\nsnapshot: {message: m}',
     )
-    done, _ = project.apply("-q")
-
-    assert "chatter" not in done.out.replace("✓ agent", "").split("✗ verify")[1]
-    assert "   | chatter" not in done.out
-    assert done.out.count("   | because\n") == 1
+    for done in (project.apply("-q")[0], project.runner("resume", "last", "-q")):
+        assert "chatter" not in done.out.replace("✓ agent", "").split("✗ verify")[1]
+        assert "   | chatter" not in done.out
+        assert done.out.count("   | because\n") == 1
 
 
 @pytest.mark.scenario("TRI-10")

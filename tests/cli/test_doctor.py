@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def test_what_no_host_would_change_is_one_line(project: Project) -> None:
     assert "network none, protected paths" in process
     assert "NOT ENFORCED: disk" not in done.out.split("✓ process")[1]
     assert "\nruns are isolated here by: " in done.out
+    assert re.search(r"^✓ git        (git|dulwich) \d+\.\d+", done.out, re.MULTILINE)
 
 
 def test_what_this_host_cannot_limit_is_said_with_its_reason(project: Project) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 import trio
 
+from runner.cli.verbs.pool import counts
 from runner.core.errors import NoPool, Rejected, RunnerError, UnknownPool, UsageError
-from runner.core.model import Limits, PoolMissReason, SlotKey
+from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
 from runner.core.settings import Settings
 from runner.events.record import RunRecord
 from runner.ops.planning.make_plan import make_plan
@@ -83,6 +84,15 @@ def slots(project: Project) -> list[str]:
         labels = [c["Labels"] for c in client.containers(all=True, filters={"label": "runner.product=runner"})]
     names = {path.stem for path in (project.home / "state" / "sandboxes").glob("*.json")}
     return [*names, *(label["runner.workspace"] for label in labels if label["runner.workspace"] in names)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "size", "words"),
+    [({"ready": 1, "warming": 1}, 2, "1 of 2 ready, 1 warming"), ({"ready": 1}, 0, "1 ready, 0 wanted")],
+    ids=["it grows", "it is drained"],
+)
+def test_a_pool_is_counted(slots: dict[str, int], size: int, words: str) -> None:
+    assert counts({SlotState(state): count for state, count in slots.items()}, size) == words
 
 
 async def test_a_protected_path_that_is_not_there_is_no_violation(docked: Project) -> None:

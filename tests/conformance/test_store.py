@@ -186,8 +186,14 @@ async def test_a_run_is_found_by_a_prefix_or_last(store: Store, text: str, found
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("ab", "may be any of 3 runs"), ("x", "there is no run `x`"), ("%", "there is no run"), ("\x1b[2J", r"x1b\[2J")],
-    ids=["ambiguous", "none", "no pattern", "control"],
+    [
+        ("ab", "may be any of 3 runs"),
+        ("x", "there is no run `x`"),
+        ("%", "there is no run"),
+        ("\x1b[2J", r"x1b\[2J"),
+        ("", "the id of the run is empty"),
+    ],
+    ids=["ambiguous", "none", "no pattern", "control", "empty"],
 )
 async def test_a_run_that_cannot_be_told_is_an_error(store: Store, text: str, words: str) -> None:
     for run in ("abc", "abcd", "abd1"):
@@ -204,7 +210,7 @@ async def test_an_ambiguous_prefix_lists_the_candidates(store: Store) -> None:
     with pytest.raises(UnknownRun) as refused:
         await store.find("ab")
 
-    assert refused.value.hint == "one of: abd (fix), abc (fix)"
+    assert refused.value.hint == "name one of: abd (fix), abc (fix)"
 
 
 async def test_an_empty_store_has_no_last_run(store: Store) -> None:

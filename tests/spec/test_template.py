@@ -6,7 +6,11 @@ from jinja2 import TemplateError
 from runner.core.errors import BadTemplate
 from runner.spec import template
 
-VALUES = {"run": {"id": "7k3q", "name": "fix"}, "task": {"branch": 'x";touch pwn;"'}, "list": ["a", "b"]}
+VALUES = {
+    "run": {"id": "7k3q", "name": "fix", "flag": True, "parts": ["a", "é"]},
+    "task": {"branch": 'x";touch pwn;"'},
+    "list": ["a", "b"],
+}
 
 
 @pytest.mark.parametrize(
@@ -17,6 +21,8 @@ VALUES = {"run": {"id": "7k3q", "name": "fix"}, "task": {"branch": 'x";touch pwn
         pytest.param("{{ task.branch }}", 'x";touch pwn;"', id="values are data"),
         pytest.param("{{ list | join(', ') }}", "a, b", id="filter"),
         pytest.param("{{ list[1] }}", "b", id="item"),
+        pytest.param("{{ list }}", '["a", "b"]', id="a list"),
+        pytest.param("{{ run.parts }} {{ run.flag }}", '["a", "é"] true', id="a list and a truth without jinja"),
         pytest.param("ends\n{{ run.name }}\n", "ends\nfix\n", id="the last line break stays"),
     ],
 )

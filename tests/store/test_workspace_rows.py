@@ -96,9 +96,11 @@ async def test_a_workspace_is_found_by_a_prefix_that_only_it_has(store: Store) -
     assert (await store.workspace("abd")).id == "abd1"
     with pytest.raises(UnknownWorkspace, match="may be any of 3") as several:
         await store.workspace("ab")
-    assert several.value.hint == "one of: abd1, abcd, abc"
+    assert several.value.hint == "name one of: abd1, abcd, abc"
     with pytest.raises(UnknownWorkspace, match="there is no workspace"):
         await store.workspace("x")
+    with pytest.raises(UnknownWorkspace, match="id of the workspace is empty"):
+        await store.workspace("")
 
 
 async def test_the_clock_is_remembered_as_it_was_seen_last(store: Store) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from runner.cli import confirm
 from runner.cli.output import Output
 from runner.cli.reports import Reports, add_report_arguments, open_reports, show_comparisons
-from runner.cli.requests import add_request_arguments, manifests_of, nearest_manifests, request_of
+from runner.cli.requests import add_quiet_argument, add_request_arguments, manifests_of, nearest_manifests, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_request_arguments(parser)
     parser.add_argument("--run-key", metavar="KEY", help="a second apply with this key attaches to the first's runs")
     parser.add_argument("--output", choices=("text", "jsonl"), default="text", help="jsonl: every event as it happens")
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="do not show what setup, agents and checks print, unless they fail"
-    )
+    add_quiet_argument(parser)
     add_report_arguments(parser)
     confirm.add_arguments(parser)
 

@@ -12,6 +12,9 @@ from runner.cli.requests import FOLDER, nearest_manifests
 from runner.cli.verbs._workspace import line, run_with_env
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runner.core.model import SlotState
     from runner.core.settings import Settings
     from runner.ops.pool.pool import PoolState, PoolStatus
     from runner.ops.workspaces.workspace_lease import WorkspaceEnv
@@ -92,14 +95,16 @@ def _line(pool: PoolState, *, kept: bool) -> str:
 
     key = pool.key
     words = [key.image or "no image", limits(key.limits), f"network {key.network}", *key.toolchains]
-    return f"{pool.name}  {_counts(pool) if kept else _left(pool)}  {key.provider}  {'  '.join(words)}"
+    return f"{pool.name}  {counts(pool.slots, pool.size) if kept else _left(pool)}  {key.provider}  {'  '.join(words)}"
 
 
-def _counts(pool: PoolState) -> str:
+def counts(slots: Mapping[SlotState, int], size: int) -> str:
+    """Say how many slots a pool of ``size`` has in each state; a shrinking one has more than its size."""
     from runner.core.model import SlotState
 
-    others = [f", {n} {state}" for state, n in pool.slots.items() if n and state is not SlotState.READY]
-    return f"{pool.slots[SlotState.READY]} of {pool.size} ready{''.join(others)}"
+    ready = slots[SlotState.READY]
+    others = [f", {n} {state}" for state, n in slots.items() if n and state is not SlotState.READY]
+    return (f"{ready} of {size} ready" if ready <= size else f"{ready} ready, {size} wanted") + "".join(others)
 
 
 def _left(pool: PoolState) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.cli.reports import Reports, add_report_arguments, open_reports
+from runner.cli.requests import add_quiet_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", help="how long the new run, and its agent, may take")
     parser.add_argument("--explain", action="store_true", help="only say which steps would run again, and why")
     parser.add_argument("--output", choices=("text", "json"), default="text")
+    add_quiet_argument(parser)
     add_report_arguments(parser)
 
 
@@ -58,7 +60,7 @@ def main(args: Namespace, out: Output) -> int:
         if args.explain:
             _explain(resuming, args.output, out)
             return 0
-        record = await _carry_on(resuming, args.output, settings, reports, out=out, redactor=redactor)
+        record = await _carry_on(args, resuming, settings, reports, out=out, redactor=redactor)
         for left in copy_output(settings.home / "runs" / record.id, record):
             out.complain(sanitize(f"not copied: {left}", 1_000))
         return record.exit_code or 0
@@ -83,7 +85,7 @@ def _seconds(text: str) -> float:
 
 
 async def _carry_on(
-    resuming: ResumePlan, form: str, settings: Settings, reports: Reports, *, out: Output, redactor: Redactor
+    args: Namespace, resuming: ResumePlan, settings: Settings, reports: Reports, *, out: Output, redactor: Redactor
 ) -> RunRecord:
     """Continue the run and show it: on an incident as ``triage`` does, any other as ``apply``."""
     from dataclasses import replace
@@ -96,20 +98,21 @@ async def _carry_on(
     from runner.report import triage
 
     notes = [f"note: {note}" for note in resuming.notes]
-    if form == "json":
+    if args.output == "json":
         out.outlive()
         record = await resume(resuming, settings, [reports], redactor=redactor)
-        _show(record, form, out, [])
+        _show(record, args.output, out, [])
         return record
     run = run_document(resuming.plan)
     header = replace(triage.header_of(run), flags=flags_of(run, settings))
     if header.incident is not None:
         _print(notes, out)
-        async with open_screen(out, {resuming.plan.name: header}, settings, face=triage) as screen:
+        headers = {resuming.plan.name: header}
+        async with open_screen(out, headers, settings, face=triage, quiet=args.quiet) as screen:
             record = await resume(resuming, settings, [screen, reports], redactor=redactor)
         screen.finish(record)
         return record
-    async with open_console(out, "text", [resuming.plan], settings) as sink:
+    async with open_console(out, "text", [resuming.plan], settings, quiet=args.quiet) as sink:
         record = await resume(resuming, settings, [sink, reports], redactor=redactor)
     _print(notes, out)
     show_ends([record], settings, out)

@@ -41,9 +41,10 @@ async def examine(settings: Settings) -> Health:
     built = await image.present(settings) if docker else None
     rivals = sorted({*packages_distributions().get("runner", ())} - {DISTRIBUTION})
     keys = agent_keys(settings)
+    git = open_git(settings)
     return Health(
         tuple(probes),
-        open_git(settings).name,
+        f"{git.name} {'.'.join(map(str, git.version))}",
         keys,
         settings.rows(),
         built,

@@ -32,7 +32,7 @@ def inputs(body: SessionBody) -> dict[str, object]:
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
-    if not spec.debug and spec.model is None:
+    if spec.model is None:
         return None  # a script has no CLI, so no session
     mount_plan = mount_plan_of(spec, facts)
     return Step(

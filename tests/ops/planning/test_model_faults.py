@@ -16,12 +16,13 @@ WORKSPACE = "workspace: {enabled: true, providers: [process]}"
 
 
 def findings_of(folder: Path, spec: str) -> list[str]:
-    """Code, line and the beginning of the message of each finding."""
+    """Code, line, message and hint of each finding."""
     run = document("IncidentRun", "work", "agent_type: worker\nprompt: x")
     worker = document("AgentType", "worker", f"{spec}\n{WORKSPACE}")
     (folder / "all.runner.yaml").write_text(f"{worker}---\n{run}")
     _, found = validate(folder, Settings.from_env({}))
-    return [f"{one.code} {one.at.line if one.at else 0} {one.message}" for one in found if one.severity == "error"]
+    errors = [one for one in found if one.severity == "error"]
+    return [f"{one.code} {one.at.line if one.at else 0} {one.message}\n{one.hint}" for one in errors]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,12 @@ def findings_of(folder: Path, spec: str) -> list[str]:
             "agent: claude\nmodel: claude-next\nbudget: {cost_usd: 1}",
             "gateway.unpriced 7 the model `claude-next` has no known price",
             id="no price beside a budget in dollars",
+        ),
+        pytest.param(
+            "agent: claude\nmodel: claude-sonnet\nbudget: {cost_usd: 1}",
+            "gateway.unpriced 7 the model `claude-sonnet` has no known price, so `budget.cost_usd` cannot be kept\n"
+            "write `budget.tokens`, or name a model with a price, such as `claude-sonnet-5-5`",
+            id="a family without a price",
         ),
         pytest.param(
             "agent: claude\nenv:\n  ANTHROPIC_BASE_URL: http://x",
