@@ -104,10 +104,10 @@ def decide(slots: Sequence[SlotRow], sizes: Mapping[str, int], failures: Mapping
             due.append(over)
     make: dict[str, int] = {}
     for pool, size in sizes.items():
-        lacking = size - kept[pool]
-        until = failures.get(pool, Failures()).pause_until()
-        if lacking > 0 and until <= now:
-            make[pool] = lacking
-        elif lacking > 0:
-            due.append(until)
+        if (lacking := size - kept[pool]) > 0:
+            until = failures.get(pool, Failures()).pause_until()
+            if until > now:
+                due.append(until)
+            else:
+                make[pool] = lacking
     return Change(tuple(ends), make, min(due, default=None))

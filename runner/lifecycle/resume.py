@@ -55,7 +55,7 @@ def decide(plan: RunPlan, keys: Keys, anew: Collection[str], earlier: Earlier) -
     if cause := next((step for step in together if step in again), None):
         again |= {step: f"{cause} runs again, and needs it" for step in together if step not in again}
     elif lacking := earlier.lacking or _gone(steps, earlier):
-        again |= dict.fromkeys(together, lacking)
+        again = dict.fromkeys(together, lacking)
     for step in steps:
         if step not in before:
             look(step)

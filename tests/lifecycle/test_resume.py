@@ -38,7 +38,9 @@ def ended(name: str, outcome: Outcome) -> dict[str, StepRecord]:
 def reasons(plan: RunPlan, earlier: Earlier, **changed: int) -> dict[str, str]:
     keys = {step.id: KEYS["agent"] for step in plan.steps if step.id != "lease"}
     keys |= {name: parts({"x": x}) for name, x in changed.items()}
-    return {d.step: d.reason for d in decide(plan, keys, {"lease", "provision"}, earlier)}
+    decided = decide(plan, keys, {"lease", "provision"}, earlier)
+    assert all(d.reason == f"as in run {d.run}" for d in decided if d.reason.startswith("as in run"))
+    return {d.step: d.reason for d in decided}
 
 
 def ran(told: dict[str, str]) -> list[str]:
@@ -121,6 +123,7 @@ def test_a_step_without_content_is_done_anew_and_changes_nothing() -> None:
     told = reasons(plan_of("lease", *ORDER), OLD)
 
     assert ran(told) == ["lease", "provision"]
+    assert told["lease"] == "its workspace is gone"
 
 
 def test_a_step_that_was_taken_over_before_is_as_in_the_run_that_did_it() -> None:
