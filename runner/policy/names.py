@@ -41,7 +41,7 @@ def judge_name(name: str, kind: Kind = "file") -> str | None:
         return "unsafe-name"
     if name.isascii() and len(name) <= NAME_BYTES and "gi" not in name.lower():  # nearly all that there are
         return None
-    if len(name.encode("utf-8", "surrogateescape")) > NAME_BYTES:
+    if len(name.encode(errors="surrogateescape")) > NAME_BYTES:
         return "long-name"
     text = fold(f"/{name}/")
     if _AS_GIT.search(text):
@@ -82,7 +82,10 @@ def collisions(paths: Collection[bytes]) -> Mapping[bytes, bytes]:
         if len(alike) > 1
         for name in alike
     }
-    found = {path: next((other[each] for each in _chain(path) if each in other), None) for path in sorted(paths)}
+    found = {
+        path: next((other[each] for each in sorted({path, *parents([path])}) if each in other), None)
+        for path in sorted(paths)
+    }
     return {path: beside for path, beside in found.items() if beside is not None}
 
 
@@ -90,24 +93,13 @@ def parents(paths: Iterable[bytes]) -> set[bytes]:
     """Every directory above any of the paths, without the root."""
     above: set[bytes] = set()
     for path in paths:
-        end = path.rfind(b"/")
-        while end != -1 and path[:end] not in above:
-            above.add(path[:end])
-            end = path.rfind(b"/", 0, end)
+        while (path := path.rpartition(b"/")[0]) and path not in above:
+            above.add(path)
     return above
-
-
-def _chain(path: bytes) -> Iterable[bytes]:
-    """The directories above a path from the top, and the path."""
-    end = path.find(b"/")
-    while end != -1:
-        yield path[:end]
-        end = path.find(b"/", end + 1)
-    yield path
 
 
 def _fold(path: bytes) -> bytes:
     if path.isascii():
         return path.lower()
-    text = unicodedata.normalize("NFD", path.decode("utf-8", "surrogateescape").translate(_DROPPED))
-    return unicodedata.normalize("NFD", text.casefold()).encode("utf-8", "surrogateescape")
+    text = unicodedata.normalize("NFD", path.decode(errors="surrogateescape").translate(_DROPPED))
+    return unicodedata.normalize("NFD", text.casefold()).encode(errors="surrogateescape")

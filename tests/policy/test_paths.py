@@ -159,6 +159,7 @@ def test_names_and_patterns_agree_in_either_unicode_composition() -> None:
 )
 def test_a_normal_file_is_allowed(path: str) -> None:
     assert policy(forbidden=DOCUMENTED).judge(path) == Verdict(True, "allowed:**")
+    assert not matcher(DOCUMENTED).may_forbid(matcher(DOCUMENTED).root, f"/{path.rpartition('/')[2]}/")
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "a/..", "..", "a/../b"])
