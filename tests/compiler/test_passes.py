@@ -1,75 +1,271 @@
-"""Which steps a run has, in which order, and what each of them waits for."""
+"""Which steps a run has, what each of them waits for and gets, and what providers must be able to do."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runner.core.settings import Settings
-from runner.ops.planning.make_plan import Request, make_plan
-from tests.support.situations import document
+from runner.compiler import compile_plan
+from runner.core.errors import RunnerError
+from runner.core.model import Feature, IsolationClass
+from runner.plan.model import PlannedCluster, RunPlan, SecretGrant
+from runner.ports.provider import Probe
+from runner.spec.model import ClusterSpec, Facts, RunSpec
+from tests.support.manifest_text import document, resolved
 
-SCRIPT = "script: {files: [{path: run.sh, content: 'true'}]}"
-CLONE = "repo_source: {type: local, path: .}"
-SETUP = "setup_commands: ['true']"
-HOOKS = "post_hooks: ['true']"
+OPEN = Facts({}, open=True)
+CODE = {"repo_source": {"type": "local", "path": "."}}
+SETUP = {"setup_commands": ["true"]}
+SCARCE = {Feature.DISK: "no quota"}
+WATCHING = frozenset({Feature.DISK})
+
+
+def compiled(spec: RunSpec, facts: Facts = OPEN) -> tuple[RunPlan, list[RunnerError]]:
+    plan, findings = compile_plan([spec], facts, documents=[], settings={})
+    (only,) = plan.runs
+    return only, findings
 
 
 @pytest.mark.parametrize(
     ("agent", "workspace", "run", "steps"),
     [
         pytest.param(
-            "",
-            "",
-            "",
+            {},
+            {},
+            {},
             "lease provision<lease agent<provision scan<agent save teardown<save release<teardown",
             id="the least",
         ),
         pytest.param(
-            HOOKS,
-            f"{CLONE}, {SETUP}",
-            "verify: {commands: [{run: 'true'}]}",
-            "lease provision<lease clone<provision setup<clone agent<setup post_hook<agent"
+            {"post_hooks": ["true"]},
+            {**CODE, **SETUP},
+            {"verify": {"commands": [{"run": "true"}]}},
+            "lease provision<lease clone<provision agent<setup setup<clone post_hook<agent"
             " scan<agent,post_hook snapshot<scan"
             " verify<snapshot save teardown<save release<teardown",
             id="all",
         ),
         pytest.param(
-            "",
+            {},
             SETUP,
-            "verify: {report: {path: report.md}}",
+            {"verify": {"report": {"path": "report.md"}}},
             "lease provision<lease setup<provision agent<setup scan<agent verify<scan save teardown<save"
             " release<teardown",
             id="no repository",
         ),
         pytest.param(
-            "",
-            CLONE,
-            "",
+            {},
+            CODE,
+            {},
             "lease provision<lease clone<provision agent<clone scan<agent snapshot<scan save teardown<save"
             " release<teardown",
             id="no setup",
         ),
         pytest.param(
-            "",
+            {},
             SETUP,
-            "incident: {directory: .}\ncontext: {preload: [incident]}",
+            {"incident": {"directory": "."}, "context": {"preload": ["incident"]}},
             "lease provision<lease setup<provision preload<setup agent<preload scan<agent save teardown<save"
             " release<teardown",
             id="an incident",
         ),
     ],
 )
-async def test_each_step_stands_after_the_best_that_is_there_of_what_it_can_wait_for(
-    tmp_path: Path, agent: str, workspace: str, run: str, steps: str
+def test_each_step_stands_after_the_best_that_is_there_of_what_it_can_wait_for(
+    tmp_path: Path, agent: dict[str, object], workspace: dict[str, object], run: dict[str, object], steps: str
 ) -> None:
-    fields = ", ".join(filter(None, ["enabled: true", workspace]))
-    types = document("AgentType", "fixer", f"agent: script\n{SCRIPT}\n{agent}\nworkspace: {{{fields}}}")
-    runs = document("IncidentRun", "fix", f"agent_type: fixer\n{run}")
-    (tmp_path / "all.runner.yaml").write_text(f"{types}---\n{runs}")
+    run_plan, _ = compiled(resolved(tmp_path, workspace, agent=agent, run=run)[0])
 
-    planned = await make_plan(tmp_path, Settings.from_env({}), Request(offline=True))
+    found = [step.id + "<" * bool(step.needs) + ",".join(step.needs) for step in run_plan.steps]
+    assert (sorted(found), found[-3:]) == (sorted(steps.split()), steps.split()[-3:])
 
-    (only,) = planned.plan.runs
-    assert steps.split() == [step.id + "<" * bool(step.needs) + ",".join(step.needs) for step in only.steps]
+
+def probe(name: str, missing: dict[Feature, str] | None = None, **more: object) -> Probe:
+    return Probe(name, **{"available": True, "isolation": IsolationClass.NAMESPACES, "missing": missing or {}, **more})  # type: ignore[arg-type]
+
+
+WEAK = "`process` gives isolation `namespaces`, and `kernel` is asked for = take `process` out of the providers"
+ELSE = "leave the field out, or see `runner doctor` for another provider"
+GONE = {"available": False, "reason": "it is gone"}
+
+
+@pytest.mark.parametrize(
+    ("workspace", "probes", "findings", "notes"),
+    [
+        pytest.param({}, [probe("local"), probe("process")], [], [], id="nothing is missing"),
+        pytest.param(
+            {"isolation": "kernel"},
+            [probe("local", isolation=IsolationClass.KERNEL), probe("process")],
+            [WEAK],
+            [],
+            id="one is too weak",
+        ),
+        pytest.param(
+            {"resource_limits": {"disk": "1G"}},
+            [probe("local", SCARCE), probe("process")],
+            ["`local` cannot enforce disk 1G: no quota = providers here that can: docker, process"],
+            ["disk 1G: not enforced by local"],
+            id="a written limit that one cannot keep",
+        ),
+        pytest.param(
+            {"resource_limits": {"disk": "1G"}},
+            [probe("local", SCARCE), probe("process", SCARCE), probe("docker", SCARCE), probe("gvisor", **GONE)],
+            [f"`{name}` cannot enforce disk 1G: no quota = {ELSE}" for name in ("local", "process")],
+            ["disk 1G: not enforced by local", "disk 1G: not enforced by process"],
+            id="or none",
+        ),
+        pytest.param(
+            {"resource_limits": {"disk": "1G", "enforcement": "best_effort"}},
+            [probe("local", SCARCE), probe("process")],
+            ["warning `local` cannot enforce disk 1G: no quota = None"],
+            ["disk 1G: not enforced by local"],
+            id="as far as it goes",
+        ),
+        pytest.param(
+            {"network": "none", "resource_limits": {"enforcement": "best_effort"}},
+            [probe("local", {Feature.NETWORK_NONE: "no"}), probe("process")],
+            ["`local` cannot enforce network none: no = providers here that can: docker, process"],
+            ["network none: not enforced by local"],
+            id="which is said of limits",
+        ),
+        pytest.param(
+            {},
+            [probe("local", SCARCE), probe("process", SCARCE, watched=WATCHING)],
+            [],
+            [
+                "disk 10G: not enforced by local",
+                "disk 10G: watched from outside, and what goes beyond it is ended, with process",
+            ],
+            id="a default is a note",
+        ),
+        pytest.param(
+            {"resource_limits": {"disk": "1G"}},
+            [probe("local", SCARCE, **GONE), probe("process", SCARCE, watched=WATCHING)],
+            [],
+            ["disk 1G: watched from outside, and what goes beyond it is ended, with process"],
+            id="one that is gone, and one that watches",
+        ),
+        pytest.param(
+            {},
+            [probe("local", needs_image=True), probe("process", needs_image=True, **GONE)],
+            [
+                "`local` makes workspaces of an image, and none is named = name one that the daemon has as"
+                " `workspace.base_image`"
+            ],
+            [],
+            id="no image",
+        ),
+        pytest.param(
+            {"base_image": "a:1"}, [probe("local", needs_image=True), probe("process")], [], [], id="an image"
+        ),
+        pytest.param(
+            {},
+            [probe("local", **GONE), probe("process", hint="mend it", **GONE)],
+            ["no provider of run `fix` is available: `local`: it is gone; `process`: it is gone = mend it"],
+            [],
+            id="none is there",
+        ),
+        pytest.param(
+            {},
+            [probe("local", **GONE), probe("process", **GONE)],
+            ["no provider of run `fix` is available: `local`: it is gone; `process`: it is gone = see `runner doctor`"],
+            [],
+            id="and no advice",
+        ),
+    ],
+)
+def test_every_provider_of_the_chain_must_do_what_is_asked_for(
+    tmp_path: Path, workspace: dict[str, object], probes: list[Probe], findings: list[str], notes: list[str]
+) -> None:
+    facts = Facts({probe.provider: probe for probe in [probe("docker"), *probes]})
+    spec, _ = resolved(tmp_path, {"providers": ["local", "process"], **workspace}, facts=facts)
+
+    planned, found = compiled(spec, facts)
+
+    assert [f"{'warning ' * (f.severity == 'warning')}{f.message} = {f.hint}" for f in found] == findings
+    assert list(planned.notes) == notes
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_workspace_that_shares_its_disk_has_no_limit_there(tmp_path: Path, shared: bool) -> None:
+    facts = Facts({name: probe(name) for name in ("local", "docker")})
+    spec, _ = resolved(tmp_path, {"providers": ["local"], "resource_limits": {"disk": "1G"}}, facts=facts)
+
+    _, found = compiled(replace(spec, shared=shared), facts)
+
+    text = "`local` cannot enforce disk 1G: others write to the same disk"
+    assert [(f.message, f.hint) for f in found] == [(text, ELSE)] * shared
+
+
+def test_a_step_gets_the_secrets_that_are_for_it(tmp_path: Path) -> None:
+    secrets = [
+        {"name": "A", "from": {"env": "B"}, "steps": ["agent", "setup"]},
+        {"name": "C", "from": {"env": "D"}, "steps": ["agent"], "as": "file"},
+    ]
+    spec, _ = resolved(tmp_path, SETUP, agent={"secrets": secrets})
+
+    steps = {step.id: step.secrets for step in compiled(spec)[0].steps}
+
+    line = f"{spec.secrets[0].at.file}:{spec.secrets[0].at.line}"
+    first, second = SecretGrant("A", False, line), SecretGrant("C", True, line)
+    assert {id: found for id, found in steps.items() if found} == {"agent": (first, second), "setup": (first,)}
+
+
+@pytest.mark.parametrize(
+    ("agent", "networks", "cost"),
+    [
+        pytest.param({}, {"none"}, 0.0, id="no model"),
+        pytest.param({"agent": "claude", "budget": {"cost_usd": 3}}, {"none", "model gateway"}, 3.0, id="a gateway"),
+        pytest.param({"agent": "claude", "credentials": "env", "budget": {"cost_usd": 3}}, {"host"}, None, id="a key"),
+    ],
+)
+def test_who_has_the_key_of_a_model_has_the_network(
+    tmp_path: Path, agent: dict[str, object], networks: set[str], cost: float | None
+) -> None:
+    run_plan, _ = compiled(resolved(tmp_path, agent=agent)[0])
+
+    assert ({step.network for step in run_plan.steps}, run_plan.cost_usd) == (networks, cost)
+
+
+@pytest.mark.parametrize("most", [5.0, 100_000.0])
+def test_no_step_may_take_longer_than_its_run(tmp_path: Path, most: float) -> None:
+    spec, _ = resolved(tmp_path)
+
+    run_plan, _ = compiled(replace(spec, deadline_seconds=most))
+
+    deadlines = {step.id: step.deadline_seconds for step in run_plan.steps}
+    assert (deadlines["agent"], max(deadlines.values()) <= most) == (min(most, spec.timeouts["agent"]), True)
+
+
+def test_a_run_of_the_plan_has_what_was_decided_and_found(tmp_path: Path) -> None:
+    policy = document("Policy", "strict")
+    run = {"task": {"branch": "b"}, "policy": "strict", "outputs": {"x": {"file": "x.md"}}}
+    probes = {"local": probe("local", {Feature.NETWORK_NONE: "no"}), "process": probe("process", **GONE)}
+    facts = Facts(probes, images={"fix": "sha256:1"}, incidents={"fix": {"a": 1}})
+    spec, _ = resolved(tmp_path, {**CODE, "providers": [*probes], "base_image": "a:1"}, policy, run=run, facts=facts)
+    cluster = ClusterSpec("kube", "context", "server", "namespace", "reads", "plug-in")
+    checkout = replace(spec.checkout, commit="c")
+    spec = replace(spec, cluster=cluster, incident=Path("i"), max_parallel=3, checkout=checkout)
+
+    run_plan, _ = compiled(spec, facts)
+
+    same = "name group needs outputs origin providers isolation limits deadline_seconds stop_budget_seconds base_image"
+    assert [getattr(run_plan, name) for name in same.split()] == [getattr(spec, name) for name in same.split()]
+    assert (run_plan.max_parallel, run_plan.commit, run_plan.image) == (3, "c", "sha256:1")
+    assert run_plan.policies == tuple(policy.name for policy in spec.policies)
+    assert run_plan.values == {"task": {"branch": "b"}, "incident": {"a": 1}}
+    assert run_plan.origins == {**spec.origins, **{f"policy {p.name}": p.origin for p in spec.policies}}
+    assert run_plan.cluster == PlannedCluster("context", "server", "namespace", "reads", "plug-in")
+    assert run_plan.host_network == ("local",)
+
+
+def test_the_digest_is_of_all_that_a_plan_is_made_of() -> None:
+    none, some = Facts({}), Facts({"a": probe("a")})
+    inputs = [(none, 1, 1), (none, 2, 1), (none, 1, 2), (some, 1, 1), (OPEN, 1, 1)]
+
+    plans = [compile_plan([], facts, documents=first, settings=second)[0] for facts, first, second in inputs]
+
+    assert len({plan.digest for plan in plans}) == len(inputs)
+    assert [plan.open for plan in plans] == [False, False, False, False, True]

@@ -8,36 +8,10 @@ import pytest
 
 from runner.core.errors import ImageMissing, RunnerError
 from runner.core.model import Budget, IsolationClass, Limits
-from runner.core.settings import Settings
-from runner.manifest.load import defaults
-from runner.spec.model import Facts, RunSpec
-from runner.spec.resolve import outputs_of, resolve
-from runner.spec.select import select
-from tests.support.manifest_text import AGENT, document, load_data
+from runner.spec.model import Facts
+from tests.support.manifest_text import document, resolved
 
 HELD = ImageMissing("not there", hint="make it")
-
-
-def resolved(
-    folder: Path,
-    workspace: dict[str, object] | None = None,
-    /,
-    *others: dict[str, object],
-    run: dict[str, object] | None = None,
-    agent: dict[str, object] | None = None,
-    env: dict[str, str] | None = None,
-    facts: Facts | None = None,
-    untrusted: bool = False,
-) -> tuple[RunSpec, list[RunnerError]]:
-    """Resolve one run of an agent type with this workspace, beside these documents."""
-    agent = agent if agent and "agent" in agent else {**AGENT, **(agent or {})}
-    types = document("AgentType", workspace={"enabled": True, **(workspace or {})}, **agent)
-    runs = document("IncidentRun", "fix", agent_type="fixer", **(run or {}))
-    documents, faults = load_data(folder, types, runs, *others)
-    (selected,), unresolved = select(documents, defaults())
-    assert faults + unresolved == []
-    facts = facts or Facts({}, open=True)
-    return resolve(selected, Settings.from_env(env or {}), facts, outputs_of([selected]), untrusted=untrusted)
 
 
 def codes(findings: list[RunnerError]) -> list[str]:
