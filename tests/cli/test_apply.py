@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from runner.core import compiled_programs
 from tests.support import dockerd
 from tests.support.needs import MEMORY, USERS
 from tests.support.situations import Project, document, git, groups, step
@@ -137,12 +138,18 @@ def test_without_setup_commands_the_agent_follows_the_checkout(
     assert project.logs("agent") == "hello\n"
 
 
+WITHOUT_GUEST = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+WITHOUT_GUEST += (f'mount -t tmpfs none {compiled_programs.FOLDER}; exec "$@"', "sh")
+
+
 @pytest.mark.scenario("LIF-02")
+@pytest.mark.parametrize(("provider", "within"), [("local", ()), ("process", WITHOUT_GUEST)])
 def test_a_named_provider_that_is_unavailable_is_an_error_and_nothing_weaker_is_used(
-    host_without_user_namespaces: Project,
+    host_without_user_namespaces: Project, provider: str, within: tuple[str, ...]
 ) -> None:
     project = host_without_user_namespaces
-    project.script("echo ran")
+    project.within = within or project.within
+    project.script("echo ran", provider=provider)
 
     done = project.runner("apply", str(project.folder))
 

@@ -14,6 +14,7 @@ spec:
   agent: script          # plays
   script: {files: []}
   enabled: true
+  setup_commands: [make]
 """
 NEW = """\
 apiVersion: runner/v1
@@ -24,6 +25,8 @@ spec:
   script: {files: []}
   workspace:
     enabled: true
+    setup_commands: [make]
+    setup: {on_failure: warn}
 """
 
 
@@ -48,5 +51,5 @@ def test_nothing_is_written_when_one_document_cannot_be_converted(project: Proje
     done = project.runner("convert", "--write", str(path))
 
     assert done.code == 2
-    assert f"{path}:16:3" in done.err
+    assert f"{path}:18:3" in done.err
     assert path.read_text().count("v1alpha1") == 2

@@ -56,6 +56,7 @@ def test_junit_has_the_steps_and_checks_of_a_run_that_failed(project: Project) -
     found = cases(project.folder / "runs.xml")
     assert found["agent"] == found["verify: report section `Cause`"] == "passed"
     assert (found["verify"], found["verify: report section `Fix`"]) == ("failure", "failure")
+    assert ' failures="2" errors="0" ' in (project.folder / "runs.xml").read_text()
     assert project.runner("runs", "show", "last", "--output", "junit").out == (project.folder / "runs.xml").read_text()
     assert "- ✗ `` report section `Fix` ``" in project.runner("runs", "show", "last", "--output", "markdown").out
     assert sorted(path.name for path in project.folder.iterdir()) == ["agent.sh", "all.runner.yaml", "runs.xml"]

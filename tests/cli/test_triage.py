@@ -155,6 +155,8 @@ async def test_each_cli_investigates_an_incident_and_writes_its_report(
     assert "$ cat /incident/incident.json; printf" in commands
     with tarfile.open(incident / "logs" / "agent-session.tar.gz") as archive:
         assert archive.getnames()
+    login = incident / "output" / "home" / ".codex" / "auth.json"
+    assert provider != "local" or login.exists() is (name == "codex")
     assert provider != "local" or {"home", "processes", "temporary"} <= set(os.listdir(incident / "output"))
     assert places_with(KEY, project.home) + places_with(KEY, project.folder) == []
     assert KEY not in done.out + done.err

@@ -586,6 +586,7 @@ async def test_a_provider_that_hangs_up_at_once_is_asked_again(autojump_clock: M
         assert (heard.status, line.session.failure) == (200, None)
 
 
+@pytest.mark.scenario("BEY-16", only="gateway")
 @ALL
 async def test_an_answer_that_breaks_off_is_cut_off_for_the_client_and_still_counted(call: str) -> None:
     api, target = CALLS[call]

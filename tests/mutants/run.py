@@ -115,6 +115,7 @@ class Tree:
         ours = sysconfig.get_path("purelib")
         (site / "copy.pth").write_text(f"{self.root}\nimport site; site.addsitedir({ours!r})\n")
         self._written = int(time.time())
+        self._sound: dict[str, bool] = {}
 
     @contextmanager
     def broken(self, mutant: Mutant) -> Iterator[None]:
@@ -148,6 +149,12 @@ class Tree:
             out.seek(0)
             return done.returncode, out.read()
 
+    def is_sound(self, test: str) -> bool:
+        """Whether a test passes without a mutant, for which it runs once."""
+        if test not in self._sound:
+            self._sound[test] = self.run(test)[0] == 0
+        return self._sound[test]
+
     def files_of(self, scenario: str) -> list[str]:
         tests = (path for path in sorted(self.root.glob("tests/**/test_*.py")) if scenario in path.read_text())
         return [str(path.relative_to(self.root)) for path in tests if path.name != "test_scenarios.py"]
@@ -169,7 +176,7 @@ def judge(mutant: Mutant, tree: Tree) -> tuple[bool, str]:
     if failed is None:
         return False, f"BROKEN    {mutant.name}: pytest ended with {code}: {out[-1_000:]}"
     killer = failed[1]
-    if tree.run(killer)[0] != 0:
+    if not tree.is_sound(killer):
         return False, f"BROKEN    {mutant.name}: {killer} fails without it, too"
     return True, f"killed    {mutant.name}: {mutant.breaks}, by {killer}"
 

@@ -54,6 +54,7 @@ BASE: dict[str, dict[str, Any]] = {
         "policy": "one",
         "project": "one",
         "outputs": {"x": {"file": "x.md"}},
+        "snapshot": {},
         "verify": {"files": {"required": ["README"]}, "commands": [{"run": "true"}], "report": {"path": "r.md"}},
     },
 }
@@ -70,7 +71,11 @@ OF_MODELS = {
 }
 READING = {
     **BASE,
-    "IncidentRun": {**BASE["IncidentRun"], "incident": {"directory": "incident", "kubeconfig": "kube.yaml"}},
+    "IncidentRun": {
+        **BASE["IncidentRun"],
+        "incident": {"directory": "incident", "kubeconfig": "kube.yaml"},
+        "context": {"preload": ["incident"]},
+    },
 }
 CLAUDE = {**BASE, "AgentType": {**BASE["AgentType"], "agent": "claude", "script": None}}
 
@@ -180,7 +185,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
             ("access", "write"),
         )
     },
-    ("IncidentRun", "context.preload"): (("context",), {"preload": ["incident"]}),
+    ("IncidentRun", "context.preload"): (("context",), {"preload": []}),
     ("IncidentRun", "verify.files.required"): (("verify", "files", "required"), ["other"]),
     ("IncidentRun", "verify.files.forbidden"): (("verify", "files", "forbidden"), ["other"]),
     ("IncidentRun", "verify.report.path"): (("verify", "report", "path"), "other.md"),
@@ -197,6 +202,8 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "debug"): (("debug",), True),
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
 }
+
+ORIGINS = ("origin", "origins")
 
 # These decide about providers that cannot enforce something, or about what a run does not say itself.
 ELSEWHERE = {
@@ -227,7 +234,10 @@ def stage(project: Project, repository: Path) -> Project:
 
 
 async def outcome(stage: Project, specs: dict[str, dict[str, Any]]) -> str:
-    """The plan of the only run as text, or what is wrong; each kind has a second document to refer to."""
+    """The plan of the only run as text, without the lines that asked for it, or what is wrong.
+
+    Each kind has a second document to refer to.
+    """
     others = {
         "AgentType": {**BASE["AgentType"], "prompt": {"system": "two"}},
         "Policy": {"max_file_size": "2M"},
@@ -245,7 +255,8 @@ async def outcome(stage: Project, specs: dict[str, dict[str, Any]]) -> str:
         planned = await make_plan(stage.folder, settings)
     except Rejected as rejected:
         return "rejected: " + "; ".join(f.message for f in rejected.findings)
-    return json.dumps(plain(planned.plan.runs))
+    told = json.dumps(plain(planned.plan.runs))
+    return str(json.loads(told, object_hook=lambda each: {k: v for k, v in each.items() if k not in ORIGINS}))
 
 
 def changed(path: Path_, value: Any, spec: dict[str, Any]) -> dict[str, Any]:
@@ -267,7 +278,7 @@ async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project
             continue
         assert (kind, field) in CHANGES, f"a new field needs a line here that shows its effect: {kind} {field}"
         path, value = CHANGES[kind, field]
-        base = CLAUDE if (kind, field) in OF_MODELS else READING if path[:-1] == ("incident",) else BASE
+        base = CLAUDE if (kind, field) in OF_MODELS else READING if path[:-1] == ("incident",) or "preload" in field else BASE
         if await outcome(stage, {**base, kind: changed(path, value, base[kind])}) == plans[id(base)]:
             silent.append(f"{kind}.{field}")
 

@@ -56,6 +56,7 @@ def documents(triage: TriageRequest, tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.scenario("TRI-03")
+@pytest.mark.scenario("TRI-16")
 def test_without_flags_it_is_claude_for_ten_minutes_in_the_image(incident: Path, tmp_path: Path) -> None:
     made = documents(asked(incident), tmp_path)
 

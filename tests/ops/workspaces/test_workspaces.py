@@ -147,6 +147,7 @@ async def test_the_history_of_a_repository_that_is_adopted_is_left_alone(env: Wo
     assert everything(house.theirs) == before
 
 
+@pytest.mark.scenario("WSM-27")
 async def test_what_cannot_be_adopted_is_refused_before_anything_is_made(env: WorkspaceEnv, house: House) -> None:
     state = env.settings.home
     (house.theirs / "src").mkdir()
@@ -316,9 +317,10 @@ async def test_a_workspace_is_found_by_its_id_and_by_a_path_in_it(env: Workspace
 
 
 @pytest.mark.scenario("WSM-06")
-async def test_workspaces_survive_a_restart(house: House) -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+async def test_workspaces_survive_a_restart(house: House, persistent: bool) -> None:
     async with house.open() as env:
-        row = await ws.create(env, WorkspaceOptions(persistent=True))
+        row = await ws.create(env, WorkspaceOptions(persistent=persistent))
         await shell(env, row, "echo work > made")
     async with house.open() as env:
         assert [(found.id, found.status) for found in await env.store.workspaces()] == [(row.id, S.READY)]
