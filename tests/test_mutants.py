@@ -22,6 +22,7 @@ def test_each_mutant_can_be_made_and_is_of_a_claim(mutant: Mutant) -> None:
         assert text != path.read_text()
 
 
+@pytest.mark.scenario("BEY-25")
 def test_each_claim_has_a_mutant() -> None:
     assert sorted(set(claimed()) - {mutant.scenario for mutant in load()}) == []
 
@@ -62,6 +63,7 @@ def test_a_change_without_one_place_is_stale(tmp_path: Path, texts: list[str], w
 
 
 @pytest.mark.slow
+@pytest.mark.scenario("BEY-25")
 def test_a_mutant_dies_by_a_test_of_its_scenario_or_is_told(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     noticed = Mutant(f"{SCENARIO}-noticed", "it breaks", (NOTICED,))

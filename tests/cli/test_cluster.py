@@ -44,6 +44,7 @@ ask exec kubectl exec $POD -- id
 ask kubeconfig cat "$KUBECONFIG"
 ask change sh -c 'echo x > "$KUBECONFIG"'
 ask beside sh -c 'echo x > "${KUBECONFIG%/*}/other"'
+ask mounted grep -E ' /root/.kube [^ ]+ ro[, ]' /proc/mounts
 cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' > processes
 find /run /tmp /root ~ -xdev -type f -exec cat {} + > files 2>/dev/null
 """
@@ -82,6 +83,7 @@ SAID = {  # what each command ends with, and says
     "kubeconfig": (0, "http://127.0.0.1:"),
     "change": (2, "cannot create /root/.kube/config: "),
     "beside": (2, "cannot create /root/.kube/other: "),
+    "mounted": (0, " /root/.kube "),
     "wide": (0, "deployment.apps/checkout"),
     "describe": (0, "OOMKilled"),
     "events": (0, "No events found in payments namespace"),
