@@ -278,7 +278,8 @@ async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project
             continue
         assert (kind, field) in CHANGES, f"a new field needs a line here that shows its effect: {kind} {field}"
         path, value = CHANGES[kind, field]
-        base = CLAUDE if (kind, field) in OF_MODELS else READING if path[:-1] == ("incident",) or "preload" in field else BASE
+        reads = path[:-1] == ("incident",) or "preload" in field
+        base = CLAUDE if (kind, field) in OF_MODELS else READING if reads else BASE
         if await outcome(stage, {**base, kind: changed(path, value, base[kind])}) == plans[id(base)]:
             silent.append(f"{kind}.{field}")
 
