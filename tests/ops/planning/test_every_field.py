@@ -68,6 +68,7 @@ OF_MODELS = {
     ("AgentType", "credentials"),
     ("AgentType", "cli_tools"),
     ("IncidentRun", "matrix.model"),
+    ("IncidentRun", "debug"),
 }
 READING = {
     **BASE,
