@@ -40,5 +40,5 @@ def _shows(character: str) -> bool:
 def headline(text: str) -> str:
     """Return the shortest summary of a report: its reach and first symptom, else its first line."""
     found = [" ".join(match[1].split()) for match in (_RADIUS.search(text), _SYMPTOM.search(text)) if match]
-    line = "; ".join(found) or next(iter(text.split("\n", 1)), "").strip()
+    line = "; ".join(found) or text.partition("\n")[0].strip()
     return line if len(line) <= MAX_HEADLINE else f"{line[: MAX_HEADLINE - 3]}..."

@@ -117,12 +117,10 @@ def _fault_in(reference: Reference, text: str | None) -> str | None:
 
 
 def _in_order(pieces: Sequence[str], text: str) -> bool:
-    at = 0
     for piece in pieces:
-        at = text.find(piece, at)
-        if at < 0:
+        _, found, text = text.partition(piece)
+        if not found:
             return False
-        at += len(piece)
     return True
 
 

@@ -44,9 +44,9 @@ def test_a_resource_of_text_becomes_an_object(written: str, normal: dict[str, st
 
 
 def test_a_context_of_an_object_becomes_text() -> None:
-    context = {"pods": 3, "since": "02:40", "last": {"exit": 137}}
+    context = {"pods": 3, "since": "02:40", "last": {"exit": "é"}}
 
-    assert read({"context": context})["context"] == 'pods: 3\nsince: 02:40\nlast: {"exit": 137}'
+    assert read({"context": context})["context"] == 'pods: 3\nsince: 02:40\nlast: {"exit": "é"}'
 
 
 def test_null_is_as_if_it_was_not_there_and_what_is_unknown_stays() -> None:

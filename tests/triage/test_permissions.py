@@ -7,7 +7,15 @@ import json
 import pytest
 
 from runner.ports.cluster import ClusterPermissions
-from runner.triage.permissions import Permissions, permissions_of, permissions_text, read_permissions
+from runner.triage.permissions import (
+    FILE,
+    Permissions,
+    both_texts,
+    differences,
+    permissions_of,
+    permissions_text,
+    read_permissions,
+)
 
 FULL = {
     "cluster_name": "prod-eu",
@@ -56,10 +64,27 @@ def test_rights_that_are_not_known_are_not_said_to_lack() -> None:
         "too few rights in the cluster: it cannot read events",
         "whether logs can be read is not known",
     )
+    assert Permissions(can_get_pods=True, can_get_logs=True, can_get_events=True).complaints() == ()
 
 
 def test_rights_that_are_not_mentioned_are_not_there() -> None:
     assert read_permissions(b"{}")[0].lacking == ("pods", "logs", "events")
+
+
+def test_where_the_file_and_the_cluster_differ_is_told_as_far_as_both_know() -> None:
+    written = {**FULL, "cluster_name": "prod-us", "can_get_pods": False, "can_get_logs": None, "can_get_nodes": True}
+    probed = {**FULL, "validated_at": "x", "can_get_nodes": None, "can_get_secrets": True, "warnings": []}
+    del written["can_get_secrets"]
+
+    differing = differences(permissions_of(written), written, permissions_of(probed))
+
+    assert differing == (
+        "cluster_name is `prod-us` in the file and `prod-eu` in the cluster",
+        "can_get_pods is false in the file and true in the cluster",
+    )
+    says = f"probed\n\nThat is what the cluster answers, and it holds. {FILE} says this:\n"
+    assert both_texts("probed", "stated", ["a", "b"]) == f"{says}They differ: a; b.\nstated"
+    assert both_texts("probed", "stated", []) == f"{says}stated"
 
 
 @pytest.mark.parametrize(

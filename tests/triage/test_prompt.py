@@ -119,6 +119,9 @@ def test_sizes_in_words() -> None:
 
     assert sizes(counts) == "incident 1.1k + rights 0.2k + baseline 4.9k = 6.2k tokens (estimated)"
     assert sizes({"incident": 40}) == "incident 40 = 40 tokens (estimated)"
+    assert sizes({"incident": 100, "permissions": 999_900}) == (
+        "incident 0.1k + rights 999.9k = 1000.0k tokens (estimated)"
+    )
     assert sizes({}) == "nothing"
 
 

@@ -24,6 +24,7 @@ def faults(report: str) -> list[str]:
         "(`kubectl/pods.txt:1-2,3`)",
         '(`pods.txt:2`: "two words")',
         '(`pods.txt:1-3`: "one ... three")',
+        '(`pods.txt:1-3`: "e ... three")',
         "pods.txt:3 says so",
         "`big.log:99999`",
         "panic at cart.go:118, and `cart.go:118` too",
@@ -51,6 +52,8 @@ def test_what_is_right_or_no_citation_is_left_alone(text: str) -> None:
         ("(`kubectl/none.x:1`)", "kubectl/none.x:1: there is no such file"),
         ("(`describe.txt:26`)", "describe.txt:26: there is no such file"),
         ("see /incident/none.conf:3", "/incident/none.conf:3: there is no such file"),
+        ("(`describe.pod.txt:26`)", "describe.pod.txt:26: there is no such file"),
+        ('(`pods.txt:1-3`: "three ... one")', 'pods.txt:1-3: it does not hold "three ... one"'),
         ('(`pods.txt:1`: "two words")', 'pods.txt:1: it does not hold "two words"'),
     ],
 )
