@@ -90,7 +90,10 @@ def test_the_quickstart_of_the_wheel_runs_where_it_is_copied_to(installed: Path,
     copied = runner("init", "--quickstart", "first")
     applied = runner("apply", "first")
 
-    assert (refused.returncode, "`runner init --quickstart DIR`" in refused.stderr) == (2, True), refused.stderr
+    assert (refused.returncode, "copy it to a place of your own: runner init --quickstart DIR" in refused.stderr) == (
+        2,
+        True,
+    ), refused.stderr
     assert (copied.returncode, copied.stdout.splitlines()[-1]) == (0, "Next: runner apply first"), copied.stderr
     assert applied.returncode == 0, applied.stdout + applied.stderr
     assert "SUCCEEDED selftest" in applied.stdout

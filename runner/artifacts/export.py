@@ -105,7 +105,7 @@ def export(
                 contents.take(source, sources[source], put)
             contents.finish(name, put)
     except FileExistsError as error:
-        raise TargetExists(f"`{to}` is there already", hint="name another place") from error
+        raise TargetExists(f"`{to}` exists already", hint="name another place") from error
     except OSError as error:
         raise HostRefused.of(error) from error
     return contents.exported(to)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runner.cli.requests import nearest_manifests
+from runner.core.home import runs_directory, workspaces_directory
 from runner.core.settings import Settings
 
 _KIND = re.compile(r"^kind:\s*(\w+)", re.M)
@@ -24,11 +25,11 @@ LARGEST = 1 << 20  # bytes of a text
 def runs(settings: Settings) -> Iterator[str]:
     """Yield the newest runs, after ``last``."""
     yield "last"
-    yield from _newest(settings.home / "runs")
+    yield from _newest(runs_directory(settings.home))
 
 
 def workspaces(settings: Settings) -> Iterator[str]:
-    return _newest(settings.home / "workspaces")
+    return _newest(workspaces_directory(settings.home))
 
 
 def names(settings: Settings) -> Iterator[str]:

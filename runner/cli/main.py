@@ -90,7 +90,7 @@ def _tell(out: Output, findings: Sequence[RunnerError]) -> None:
 def _report_bug(out: Output) -> None:
     import traceback
 
-    out.complain(f"error[bug]: this is a bug in runner {__version__}; nothing of it is your fault")
+    out.complain(f"error[bug]: this is a bug in runner {__version__}; it is not your fault")
     out.complain(traceback.format_exc())
 
 

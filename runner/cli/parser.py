@@ -52,7 +52,7 @@ _WORDS = (
     (r"argument (\S+): expected (?:one|at least one) argument", r"`\1` needs a value"),
     (r"argument (\S+): not allowed with argument (\S+)", r"`\1` and `\2` exclude each other"),
     (r"argument (\S+): ignored explicit argument (.+)", r"`\1` takes no value"),
-    (r"argument (\S+): invalid (?:int|float) value: '(.*)'", r"`\2` is not a number, which \1 wants"),
+    (r"argument (\S+): invalid (?:int|float) value: '(.*)'", r"`\1` takes a number, not `\2`"),
     (r"one of the arguments (.+) is required", r"one of \1 is missing"),
     (r"argument (\S+): (.+)", r"\1: \2"),
 )
@@ -69,14 +69,14 @@ class Parser(ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         name = word.partition("=")[0]
         if not name.startswith("-"):
-            raise UsageError(f"`{excerpt(word)}` is one argument too many for `{self.prog}`", hint=self._see)
+            raise UsageError(f"`{excerpt(word)}` is an argument too many for `{self.prog}`", hint=self._see)
         actions = [action for action in self._actions if action.help != SUPPRESS]
         hint = meant(name, [option for action in actions for option in action.option_strings])
         if any(action.dest == name.lstrip("-") for action in actions if not action.option_strings):
             usage = " ".join(str(action.metavar) for action in actions if not action.option_strings)
-            hint = f"it is written without `{name}`: {self.prog} {usage}"
+            hint = f"write it without `{name}`: {self.prog} {usage}"
         if name.startswith("-C"):
-            hint = f"it comes first: runner -C DIR {self.prog.removeprefix('runner ')}"
+            hint = f"write it first: runner -C DIR {self.prog.removeprefix('runner ')}"
         raise UsageError(f"`{excerpt(name)}` is not an option of `{self.prog}`", hint=hint or self._see)
 
     def _check_value(self, action: Action, value: Any) -> None:
@@ -89,7 +89,7 @@ class Parser(ArgumentParser):
                 hint=meant(value, choices) or nearest(value, choices),
             )
         name = "/".join(action.option_strings) or str(action.metavar)
-        raise UsageError(f"`{excerpt(str(value))}` is no value of {name}", hint=nearest(str(value), choices))
+        raise UsageError(f"`{excerpt(str(value))}` is not a value of `{name}`", hint=nearest(str(value), choices))
 
     def error(self, message: str) -> NoReturn:
         for pattern, ours in _WORDS:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.core.home import run_directory
 from runner.events import events as ev
 from runner.ports.sink import Sink
 
@@ -43,5 +44,5 @@ def show_ends(records: Sequence[RunRecord], settings: Settings, out: Output) -> 
 
     out.line()
     for record in records:
-        for line in ending(read_account(record, settings.home / "runs" / record.id), several=len(records) > 1):
+        for line in ending(read_account(record, run_directory(settings.home, record.id)), several=len(records) > 1):
             out.line(sanitize(line, WIDEST))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.core.home import run_directory
 
 if TYPE_CHECKING:
     from runner.artifacts.published import OutputFile
@@ -64,7 +65,7 @@ class Reports:
 
         places = {name: place for place, name in enumerate(self.order)}
         records = sorted(self._records.values(), key=lambda record: places.get(record.name, len(places)))
-        return [read_account(record, self._settings.home / "runs" / record.id) for record in records]
+        return [read_account(record, run_directory(self._settings.home, record.id)) for record in records]
 
     def write(self, failure: RunnerError | None) -> None:
         """Write all requested reports. Raises ``HostRefused`` when a file cannot be written any more."""

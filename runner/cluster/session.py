@@ -190,7 +190,7 @@ class ReadOnlySession(ServedSession):
                 failure = str(error)
             except RunnerError as error:  # whose message names places of this host
                 self.credential_errors[error.message] = error.code
-                failure = "its credential is not available any more"
+                failure = "its credential is gone"
         if failure is not None:
             raise ClusterRefused(ClusterRefusal.CLUSTER, f"the cluster cannot be reached: {sanitize(failure)}")
 

@@ -96,7 +96,7 @@ def demand_isolation(draft: Draft) -> Draft:
         IsolationTooWeak(
             f"`{name}` gives isolation `{probe.isolation.word}`, and `{spec.isolation.word}` is asked for",
             at=spec.providers_at,
-            hint=f"take `{name}` out of the providers",
+            hint=f"remove `{name}` from the providers",
         )
         for name, probe in _chain(draft)
         if probe.isolation < spec.isolation

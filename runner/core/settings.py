@@ -197,7 +197,7 @@ class Settings:
         """Return the URL of an API. Raises ``UsageError`` for an invalid one, and so only for who needs it."""
         url = self.model_urls[api]
         if not _is_model_url(url):
-            hint = "it takes an https URL without user and query, or an http one of this host"
+            hint = "write an https URL without user and query, or an http one of this host"
             raise UsageError(f"`{_url_name(api)}` is `{without_secrets(url)}`", hint=hint)
         return url
 
@@ -245,7 +245,7 @@ class _Reader:
         try:
             return parse(text)
         except ValueError as error:
-            raise UsageError(f"`{name}` is `{without_secrets(text)}`", hint=f"it takes {error}") from None
+            raise UsageError(f"`{name}` is `{without_secrets(text)}`", hint=f"write {error}") from None
 
 
 def _docker_context(read: _Reader) -> str | None:
@@ -281,7 +281,7 @@ def _credentials(text: str) -> str:
     if text not in ("none", "netrc") and not _TOKEN.fullmatch(text):
         raise UsageError(  # nothing of it is repeated, for a token may have been put there
             "`RUNNER_GIT_CREDENTIALS` does not say where a token is",
-            hint="it takes none, netrc, HOST=env:NAME or HOST=file:/PATH; no token itself",
+            hint="write none, netrc, HOST=env:NAME or HOST=file:/PATH, never the token itself",
         )
     return text
 

@@ -119,7 +119,7 @@ def read_body(body: bytes) -> dict[str, Any]:
     try:
         found = json.loads(body, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise BadBody(f"the body is not JSON that can be judged: {error}") from error
+        raise BadBody(f"the body cannot be checked: {error}") from error
     if not isinstance(found, dict):
         raise BadBody("the body is not a JSON object")
     return found

@@ -221,7 +221,7 @@ class GatewaySession(ServedSession):
     def _check(self, request: Request, log: RequestLog) -> bytes:
         """Return the body to forward. Raises ``ModelRefused``."""
         if request.header(b"upgrade"):
-            raise ModelRefused(ModelRefusal.PATH, "there are no websockets here", status=426)
+            raise ModelRefused(ModelRefusal.PATH, "the gateway has no websockets", status=426)
         if request.header(b"origin"):  # a page in a browser of this host, where a workspace has the host's loopback
             raise ModelRefused(ModelRefusal.PATH, "web pages are not answered", status=403)
         log.call = call = self._api.route(request.method, request.path)

@@ -35,9 +35,7 @@ def advance(row: Lease, event: LeaseEvent, at: int) -> Lease:
             if row.live(at) and not event.forced:
                 raise lease_held(row)
             if row.fence + 1 != event.fence:
-                raise LeaseHeld(
-                    f"the lease of workspace `{row.workspace}` has changed hands meanwhile", hint="try again"
-                )
+                raise LeaseHeld(f"the lease of workspace `{row.workspace}` has a new holder", hint="try again")
             expires = at + round(event.ttl_seconds * 1e6)
             return Lease(row.workspace, event.fence, event.lease, event.holder, at, at, expires)
         case LeaseRefreshed():
@@ -56,8 +54,8 @@ def check(row: Lease, fence: Fence, at: int) -> None:
 
 
 def lease_held(row: Lease) -> LeaseHeld:
-    end = f"`runner lease break {row.workspace} --yes` ends what runs in it"
-    hint = f"wait, or `runner lease show {row.workspace}`; {end}"
+    end = f"end what runs in it with `runner lease break {row.workspace} --yes`"
+    hint = f"wait, or see `runner lease show {row.workspace}`; {end}"
     return LeaseHeld(f"workspace `{row.workspace}` is in use by {row.holder}", hint=hint)
 
 

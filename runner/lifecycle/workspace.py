@@ -41,7 +41,7 @@ WorkspaceEvent = (  # only these change a row
 )
 
 _IDLE = 3  # workspaces that an error names
-_WAIT = "wait for runs to end, or `runner recover` those whose runner has died"
+_WAIT = "wait for runs to end, or run `runner recover` for those whose runner has died"
 
 NEXT: Mapping[S, frozenset[S]] = {
     S.CREATING: frozenset({S.PROVISIONING, S.DESTROYING, S.ERROR}),
@@ -70,14 +70,14 @@ def hint(workspace: str, status: S) -> str:
 
 
 _HINTS: Mapping[S, str] = {
-    S.CREATING: "wait, or `runner recover` when whoever makes it has died",
-    S.PROVISIONING: "wait, or `runner recover` when whoever makes it has died",
-    S.READY: "it is ready as it is",
-    S.STOPPING: "wait, or `runner recover` when whoever stops it has died",
-    S.STOPPED: "`runner workspace resume {}` makes it ready again",
-    S.DESTROYING: "`runner workspace destroy {}` finishes that",
+    S.CREATING: "wait, or run `runner recover` if the process that makes it has died",
+    S.PROVISIONING: "wait, or run `runner recover` if the process that makes it has died",
+    S.READY: "it is ready already",
+    S.STOPPING: "wait, or run `runner recover` if the process that stops it has died",
+    S.STOPPED: "make it ready again: runner workspace resume {}",
+    S.DESTROYING: "finish that: runner workspace destroy {}",
     S.DESTROYED: "make another",
-    S.ERROR: "`runner workspace destroy {}` removes it",
+    S.ERROR: "remove it: runner workspace destroy {}",
 }
 
 
@@ -92,7 +92,7 @@ def check_limit(most: int, rows: Sequence[WorkspaceRow], id: str | None = None) 
         return
     idle = sorted((row for row in before if row.run is None), key=lambda row: row.used)
     names = ", ".join(row.id for row in idle[:_IDLE])
-    advice = f"destroy what nobody uses, idle for longest: {names}" if names else _WAIT
+    advice = f"destroy those not in use, longest idle first: {names}" if names else _WAIT
     raise WorkspaceLimit(
         f"there is no room for another workspace beside {len(before)}: `WORKSPACE_MAX` is {most}",
         hint=f"{advice}; or set `WORKSPACE_MAX` higher",

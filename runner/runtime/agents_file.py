@@ -65,5 +65,5 @@ def changed(run: RunContext) -> tuple[str, ...]:
         except OSError:
             same = False
         if not same:
-            warnings.append(f"`{name}` was changed; it is a copy of the project's, and no part of the work")
+            warnings.append(f"`{name}` was changed; it is a copy of the project's, not part of the work")
     return tuple(warnings)

@@ -17,6 +17,7 @@ from typing import TypeVar
 import trio
 
 from runner.core.errors import InputChanged, PlatformError, WorkspaceLost
+from runner.core.home import private_repository, run_directory, scratch_directory, workspace_directory
 from runner.core.model import Feature, Handle, Lease, PoolMissReason, SavedWork, SlotKey, StopStage
 from runner.core.redact import Redactor, Secret
 from runner.events import events as ev
@@ -50,7 +51,7 @@ class RunPaths:
 
     @property
     def directory(self) -> Path:
-        return self.home / "runs" / self.run
+        return run_directory(self.home, self.run)
 
     @property
     def logs(self) -> Path:
@@ -58,19 +59,19 @@ class RunPaths:
 
     @property
     def repository(self) -> Path:
-        return self.home / "snapshots" / f"{self.run}.git"
+        return private_repository(self.home, self.run)
 
     @property
     def checkout(self) -> Path:
-        return self.home / "tmp" / f"{self.run}-verify"
+        return scratch_directory(self.home) / f"{self.run}-verify"
 
     @property
     def quarantine(self) -> Path:
-        return self.home / "tmp" / f"{self.run}-commits"
+        return scratch_directory(self.home) / f"{self.run}-commits"
 
     def name_of(self, handle: Handle) -> Path:
         """Return the path by which people find a workspace's tree, which may lie elsewhere."""
-        name = self.home / "projects" / handle.project / "workspaces" / handle.id
+        name = workspace_directory(self.home, handle.project, handle.id)
         return name if name.is_symlink() else handle.tree
 
 
@@ -414,7 +415,7 @@ def read_input(wanted: ContextFile) -> bytes:
         with wanted.path.open("rb") as file:
             content = file.read(wanted.size)
     except OSError as error:
-        raise InputChanged(f"`{wanted.path}` cannot be read any more: {error.strerror}") from error
+        raise InputChanged(f"`{wanted.path}` can no longer be read: {error.strerror}") from error
     if sha256(content).hexdigest() != wanted.sha256:
         raise InputChanged(f"`{wanted.path}` has changed since it was planned", hint="plan again")
     return content

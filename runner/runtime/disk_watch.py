@@ -47,4 +47,4 @@ async def size_of(paths: tuple[Path, ...]) -> int:
 
 
 def too_large(size: int, limit: int) -> str:
-    return f"its workspace had grown to {size >> 20} MiB, and may have {limit >> 20}"
+    return f"its workspace grew to {size >> 20} MiB, and may have {limit >> 20} MiB"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.errors import CleanUpIncomplete, PlatformError, ProtectedLink, ProviderFailed, WorkspaceLost
+from runner.core.home import project_directory, sandboxes_directory, workspace_directory
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
 from runner.safefs import trees
@@ -28,7 +29,6 @@ from runner.sandbox.idmapped_mounts import why_no_idmap
 from runner.sandbox.volumes import Volume, Volumes, make_template, why_no_volumes
 
 PRIVATE = ("home", "tmp", "output", "runner")
-WORKSPACES = "workspaces"  # of a project's directory
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -44,7 +44,7 @@ class WorkspaceDirectories:
         self.own_users = trees.can_chown() if own_users is None else own_users
         self._idmaps = idmaps
         self._provider = provider
-        self._records = self.home / "sandboxes"
+        self._records = sandboxes_directory(self.home)
         self._volumes = Volumes(self.home)
 
     def handle(
@@ -63,10 +63,10 @@ class WorkspaceDirectories:
         """
         if slot is not None:
             return replace(self.handle(slot, limits), id=id, project=project)
-        directory = self.home / "projects" / project
+        directory = project_directory(self.home, project)
         private = self._volumes.place(id) if limits.disk_bytes is not None else self._records / id
-        own = private / "tree" if limits.disk_bytes is not None else directory / WORKSPACES / id
-        tree, uid = adopted or (own, self._uid(f"{self.home}/projects/{project}" if shared else id))
+        own = private / "tree" if limits.disk_bytes is not None else workspace_directory(self.home, project, id)
+        tree, uid = adopted or (own, self._uid(str(directory) if shared else id))
         whole = directory if shared else None
         return Handle(
             provider=self._provider,
@@ -162,7 +162,7 @@ class WorkspaceDirectories:
     def _public_path(self, handle: Handle) -> Path:
         """Return where people look for a tree: its place, or that of a link into its volume."""
         project = DEFAULT_PROJECT if handle.slot else handle.project
-        return self.home / "projects" / project / WORKSPACES / handle.private.name
+        return workspace_directory(self.home, project, handle.private.name)
 
     def mount(self, handle: Handle) -> None:
         """Mount the workspace's volume, if it has one. Raises ``WorkspaceLost``, ``ProviderFailed``."""

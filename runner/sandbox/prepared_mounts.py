@@ -14,11 +14,11 @@ from tempfile import mkdtemp
 import trio
 
 from runner.core.errors import ProviderFailed, WorkspaceLost
+from runner.core.home import WORKSPACES
 from runner.core.model import Handle
 from runner.ports.provider import Paths, SandboxSpec
 from runner.safefs import trees
 from runner.safefs.safe_open import open_linkless
-from runner.sandbox.directories import WORKSPACES
 from runner.sandbox.mounts import MountSource, MountStage
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.core.errors import ProviderFailed
+from runner.core.home import WORKSPACES
 from runner.core.model import Handle
 from runner.ports.provider import PATH, Paths, SandboxSpec
-from runner.sandbox.directories import WORKSPACES
 from runner.sandbox.mounts import MountSource
 from runner.sandbox.prepared_mounts import PreparedMounts
 from runner.sandbox.protected_paths import Guard, Kind

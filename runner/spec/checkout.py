@@ -89,8 +89,8 @@ def judge_url(url: str) -> BadUrl | None:
     parts = url.split("://")[-1].replace(":", "/").split("/")
     if len(url) > _URL_CHARACTERS or ".." in parts or "." in parts or not _URL.fullmatch(url):
         return BadUrl(
-            f"`{excerpt(without_secrets(url))}` is not a URL that is cloned",
-            hint="https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH; a directory is `type: local` and `path`",
+            f"`{excerpt(without_secrets(url))}` is not a URL that can be cloned",
+            hint="write https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH; for a directory, `type: local`",
         )
     return None
 

@@ -60,7 +60,7 @@ def keys_of(selected: Selected, error: RunnerError | None) -> tuple[str, str]:
 def cluster_faults(selected: Selected, facts: Facts) -> Iterator[RunnerError]:
     fact = facts.clusters.get(selected.name)
     if fact is not None and fact.exposed:
-        yield KubeconfigExposed(fact.exposed, at=selected.run.place(*KEYS), hint="`chmod 600` it")
+        yield KubeconfigExposed(fact.exposed, at=selected.run.place(*KEYS), hint="run `chmod 600` on it")
 
 
 def untrusted_cluster(selected: Selected) -> Iterator[RunnerError]:

@@ -40,7 +40,7 @@ def _budget(spec: RunSpec) -> float | None:
 def _uncounted(asking: Sequence[RunSpec]) -> Iterator[RunnerError]:
     for spec in asking:
         if spec.model is not None and spec.model.key_inside:
-            message = f"nobody counts what run `{spec.name}` costs, which has the key of its model"
+            message = f"the cost of run `{spec.name}` is not counted, because it has the key of its model"
             yield Unenforceable(message, hint="write `credentials: gateway`, or leave out --max-cost")
 
 

@@ -9,7 +9,7 @@ from runner.core.sanitize import excerpt
 from runner.spec.model import Facts
 
 _READ = "content counts up to 16 MiB a file and 256 MiB, 1,000 files and 100 entries at the top"
-_HINT = "the rest is there; put a copy in its place, or less, if it matters"
+_HINT = "put a copy in its place, or less, if it matters; the rest is there"
 
 
 def incident_advice(run: str, facts: Facts, at: Place | None = None) -> Iterator[RunnerError]:

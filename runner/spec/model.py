@@ -341,5 +341,5 @@ def no_image(spec: RunSpec, provider: str) -> RunnerError:
     """The finding that a provider makes workspaces of an image, and that none is named."""
     hint = "name one that the daemon has as `workspace.base_image`"
     return Unenforceable(
-        f"`{provider}` makes workspaces of an image, and none is named", at=spec.providers_at, hint=hint
+        f"`{provider}` makes workspaces from an image, and none is named", at=spec.providers_at, hint=hint
     )

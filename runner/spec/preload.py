@@ -30,7 +30,7 @@ def preload_faults(
         at = run.place("context", "preload", position)
         if part == "baseline":
             if SKILL not in selected.agent.skills:
-                message = f"agent type `{selected.agent_type.name}` has no skill `{SKILL}`, which takes the baseline"
+                message = f"agent type `{selected.agent_type.name}` has no skill `{SKILL}`, which collects the baseline"
                 yield BadValue(message, at=at, hint=f"write `skills: [{SKILL}]` there, or leave `baseline` out")
             elif not cluster:
                 hint = "write `incident.kubeconfig`, or leave `baseline` out"

@@ -48,7 +48,7 @@ def read_own(file: PolicyFile) -> tuple[OwnPolicy | None, list[RunnerError]]:
         return None, found
     if written.allowNetwork:
         at = tree.place("allowNetwork")
-        found.append(NetworkIgnored("no workspace gets a network yet, so this allows nothing", at=at))
+        found.append(NetworkIgnored("this allows nothing: no workspace gets a network yet", at=at))
     return OwnPolicy(written, tree, file.commit), found
 
 

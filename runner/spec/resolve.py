@@ -231,7 +231,7 @@ def _key_inside(selected: Selected, providers: Sequence[str], facts: Facts) -> I
     if agent.model is None or agent.credentials != "env":
         return
     at, hint = types.place("credentials"), "write credentials: gateway, or leave it out"
-    yield KeyInside(f"all that `{types.name}` runs has the key of its model within reach", at=at, hint=hint)
+    yield KeyInside(f"all that `{types.name}` runs can read the key of its model", at=at, hint=hint)
     if agent.budget is not None and any(value is not None for _, value in agent.budget):
         yield Unenforceable("only the gateway keeps a budget", at=types.place("budget"), hint=hint)
     for name in providers:

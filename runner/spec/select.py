@@ -109,7 +109,7 @@ def select(
         members[run.name] = found
         findings += complaints
     if not members:
-        findings.append(NothingToRun("there is no `IncidentRun` here", hint="`runner validate` checks the rest"))
+        findings.append(NothingToRun("there is no `IncidentRun` here", hint="check the rest with `runner validate`"))
     findings += _needs(known)
     names = {group: tuple(member.name for member in found) for group, found in members.items()}
     return [

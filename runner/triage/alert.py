@@ -101,7 +101,7 @@ def misnamed(incident: Mapping[str, Any]) -> str | None:
         ("name", name, is_object_name),
     ):
         if word and not fits(word):
-            return f"`{excerpt(word)}` is no {what} of Kubernetes"
+            return f"`{excerpt(word)}` is not a Kubernetes {what}"
     return None
 
 

@@ -105,7 +105,7 @@ def _fault_in(reference: Reference, text: str | None) -> str | None:
     count = len(lines) - (lines[-1] == "")
     last = max(last for _, last in reference.lines)
     if min(first for first, _ in reference.lines) < 1 or any(last < first for first, last in reference.lines):
-        return "these are no lines"
+        return "these are not lines"
     if last > count:
         return f"there is no line {last}: it has {count}"
     if not reference.quote:

@@ -47,7 +47,7 @@ def _visible(character: str) -> str:
 
 
 def _no_number(word: str) -> object:
-    raise ValueError(f"`{word}` is no number")
+    raise ValueError(f"`{word}` is not a number")
 
 
 def _integer(digits: str) -> int:

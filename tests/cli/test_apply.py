@@ -364,7 +364,7 @@ def test_a_check_that_changes_what_another_would_look_at_fails_and_no_other_is_r
     bad = step(record, "verify")["outcome"]["details"]
     name = "src/app.sh" if "folder" in how else "README"
     assert f"changed {name} of the clean checkout" in bad[0]
-    assert bad[1:] == ["`cat README` not run, for the clean checkout was changed", "`echo built > out` exited 0"]
+    assert bad[1:] == ["`cat README` not run, because the clean checkout was changed", "`echo built > out` exited 0"]
     assert project.logs("verify") == ""
 
 
@@ -386,7 +386,7 @@ def test_a_clean_checkout_that_is_not_gone_is_said_and_removed_by_recover(projec
     try:
         out, err = running.communicate(timeout=60)
         assert running.returncode == 4, out + err
-        assert "the clean checkout is not gone: " in out
+        assert "the clean checkout was not removed: " in out
         assert f"remove `{file.parent}` yourself" in out
         assert file.exists()
     finally:
@@ -490,7 +490,7 @@ def test_a_section_with_nothing_in_it_is_told_from_one_that_is_missing(project: 
     assert (outcome["reason"], outcome["details"]) == (
         "verify",
         [
-            "report section `Root Cause`: nothing stands in it",
+            "report section `Root Cause`: it is empty",
             "report section `Evidence`",
             "report r.md: 73 bytes of at least 4",
             "report section `Summary`",

@@ -240,7 +240,7 @@ INCIDENTS = {
     "35 deep JSON": (folder_with("incident.json", b'{"a":' * 400 + b"1" + b"}" * 400), "nested too deeply"),
     "35 JSON without end": (folder_with("incident.json", b"[" * 100_000), "nested too deeply"),
     "35 a list": (folder_with("incident.json", b"[]"), "not an object"),
-    "35 no number": (folder_with("incident.json", b'{"a": NaN}'), "`NaN` is no number"),
+    "35 no number": (folder_with("incident.json", b'{"a": NaN}'), "`NaN` is not a number"),
     "35 not UTF-8": (folder_with("incident.json", b'{"a": "\xff"}'), "not UTF-8"),
     "35 half a character": (folder_with("incident.json", b'{"a": "\\ud800"}'), "half a character"),
 }

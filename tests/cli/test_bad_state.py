@@ -182,7 +182,7 @@ def test_a_home_whose_links_lead_in_a_circle_is_bad_input(project: Project, verb
 
     assert done.code == 2
     assert "`RUNNER_HOME` is `" in done.err
-    assert "= hint: it takes a path whose links" in done.err
+    assert "= hint: write a path whose links" in done.err
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ def test_an_image_that_is_not_there_is_said_at_its_line(docked: Project) -> None
     ("provider", "workspace", "words"),
     [
         ("local", f"base_image: {dockerd.IMAGE}", "`local` cannot enforce base image runner-tests:1"),
-        ("docker", "", "`docker` makes workspaces of an image, and none is named"),
+        ("docker", "", "`docker` makes workspaces from an image, and none is named"),
     ],
     ids=["an image for local", "docker without one"],
 )

@@ -180,7 +180,7 @@ BROKEN = {
         " .claude/projects/x/link.jsonl .claude/projects/x/gone.jsonl .claude/projects/x/fifo.jsonl; cd ~;"
         " mkdir -p .claude/projects/x; ln -s /etc/passwd .claude/projects/x/link.jsonl;"
         " mkfifo .claude/projects/x/fifo.jsonl",
-        "4 of the paths that it printed are no transcripts of claude",
+        "4 of the paths that it printed are not transcripts of claude",
     ),
     "leads elsewhere": (
         "cd ~ && mkdir elsewhere && echo x > elsewhere/a.jsonl && mkdir -p .claude/projects &&"

@@ -88,7 +88,7 @@ def test_a_cluster_that_is_away_ends_a_triage_without_files(project: Project, cl
 
     assert done.code == 4, done.out + done.err
     assert "error[cluster.unreachable]: cluster https://127.0.0.1:" in done.err
-    assert "--kubeconfig FILE names another one, --files-only goes without" in done.err
+    assert "or name another one with --kubeconfig FILE, or go without: --files-only" in done.err
     assert not list((project.home / "state").glob("runs/*"))
 
 
@@ -104,6 +104,6 @@ def test_a_credential_that_cannot_be_had_names_the_ways_on(project: Project, cla
 
     assert done.code == 4, done.out + done.err
     assert "error[cluster.credential]: credential plug-in `./plug` of user `me` exited 1: log in first" in done.err
-    assert "--files-only goes without" in done.err
+    assert "go without: --files-only" in done.err
     assert (folder / "asked").read_text() == "x\n"
     assert TOKEN not in json.dumps(done.err)

@@ -102,7 +102,7 @@ def test_tests_that_fail_are_said_with_their_last_lines_and_the_nearest_is_writt
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("getaddrinfo EAI_AGAIN packages.example.org", "it wants the network, and a workspace has none"),
+        ("getaddrinfo EAI_AGAIN packages.example.org", "it needs the network, and a workspace has none"),
         ("Error: Cannot find module 'left-pad'", "`left-pad` is not installed in what a workspace sees"),
         ("ModuleNotFoundError: No module named 'requests'", "`requests` is not installed in what a workspace sees"),
         ("env: 'ruby': No such file or directory", "`ruby` is not installed in what a workspace sees"),

@@ -51,7 +51,7 @@ def test_what_outgrows_a_limit_on_the_disk_is_ended_and_kept(root_without_other_
 
     assert done.code == 1, done.out + done.err
     assert record["outcome"]["reason"] == "disk"
-    assert "its workspace had grown to 8" in record["outcome"]["message"]
+    assert "its workspace grew to 8" in record["outcome"]["message"]
     assert "+first" in (project.directory(record) / "withheld.patch").read_text()  # a file of 80M breaks the policy
     assert record["left_behind"] == []
 

@@ -88,13 +88,13 @@ def test_the_help_shows_every_verb_in_one_group() -> None:
         ("runs branch x --to y", "`--to` is not an option of `runner runs branch`", "did you mean `--into`?"),
         ("plan --to x", "`--to` is not an option of `runner plan`", "see `runner plan --help`"),
         ("plan --zzz", "`--zzz` is not an option of `runner plan`", "see `runner plan --help`"),
-        ("plan a b", "`b` is one argument too many for `runner plan`", "see `runner plan --help`"),
-        ("plan -C x", "`-C` is not an option of `runner plan`", "it comes first: runner -C DIR plan"),
-        ("plan --output jsn", "`jsn` is no value of --output", "did you mean `json`?"),
-        ("completion tcsh", "`tcsh` is no value of SHELL", "valid choices: bash, fish, zsh"),
+        ("plan a b", "`b` is an argument too many for `runner plan`", "see `runner plan --help`"),
+        ("plan -C x", "`-C` is not an option of `runner plan`", "write it first: runner -C DIR plan"),
+        ("plan --output jsn", "`jsn` is not a value of `--output`", "did you mean `json`?"),
+        ("completion tcsh", "`tcsh` is not a value of `SHELL`", "valid choices: bash, fish, zsh"),
         ("runs show", "RUN is missing", "see `runner runs show --help`"),
         ("plan --save", "`--save` needs a value", "see `runner plan --help`"),
-        ("pool resize many", "`many` is not a number, which N wants", "see `runner pool resize --help`"),
+        ("pool resize many", "`N` takes a number, not `many`", "see `runner pool resize --help`"),
         ("triage --print --check", "`--check` and `--print` exclude each other", "see `runner triage --help`"),
         ("plan --offline=1", "`--offline` takes no value", "see `runner plan --help`"),
     ],
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_told_in_our_words_with_the_near_miss(typed: str, t
 def test_an_argument_given_as_an_option_is_answered_with_its_place() -> None:
     _, _, err = run("recover", "--run", "last")
 
-    assert err.endswith("= hint: it is written without `--run`: runner recover RUN\n")
+    assert err.endswith("= hint: write it without `--run`: runner recover RUN\n")
 
 
 def test_a_suppressed_option_is_never_proposed() -> None:

@@ -272,7 +272,7 @@ def test_an_agents_file_that_an_agent_changed_is_said_and_left_out(
     assert done.code == 0, done.out + done.err
     assert (record["saved_work"]["changed"], "AGENTS" in patch(project)) == (1, False)
     assert [w["message"] for w in record["warnings"]] == [
-        "save: `AGENTS.md` was changed; it is a copy of the project's, and no part of the work"
+        "save: `AGENTS.md` was changed; it is a copy of the project's, not part of the work"
     ]
 
 

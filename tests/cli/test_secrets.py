@@ -281,5 +281,5 @@ def test_what_is_saved_after_a_killed_runner_is_withheld_for_nobody_knows_its_se
     assert recovered.code == 0, recovered.out + recovered.err
     assert secretive.logs("agent") == "[redacted:NPM_TOKEN]\nbegun.\n"
     assert told["saved_work"]["withheld"]
-    assert any("nobody could look for secrets" in warning["message"] for warning in told["warnings"])
+    assert any("could not be searched for secrets" in warning["message"] for warning in told["warnings"])
     assert secretive.runner("runs", "apply", "last").code == 3

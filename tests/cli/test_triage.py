@@ -250,7 +250,7 @@ def test_whoever_stops_looking_stops_nothing(project: Project, claude: Path) -> 
     said = attached.communicate(timeout=60)[1]
 
     assert attached.returncode == 130
-    assert "the run goes on: runner runs attach " in said
+    assert "the run continues: runner runs attach " in said
     assert running.wait(60) == 0
 
 

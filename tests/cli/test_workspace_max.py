@@ -37,7 +37,7 @@ def test_the_eleventh_workspace_is_refused_to_a_person_and_to_a_run(project: Pro
     for said in (refused, done):
         assert said.code == 5, said.out + said.err
         assert "no room for another workspace beside 10: `WORKSPACE_MAX` is 10" in said.out + said.err
-        assert f"destroy what nobody uses, idle for longest: {ids[0]}, {ids[1]}, {ids[2]}" in said.out + said.err
+        assert f"destroy those not in use, longest idle first: {ids[0]}, {ids[1]}, {ids[2]}" in said.out + said.err
     assert (record["outcome"]["reason"], record["left_behind"]) == ("limit", [])
     assert step(record, "agent")["status"] == "skipped"
     assert len(json.loads(project.runner("workspace", "list", "--output", "json").out)) == 10

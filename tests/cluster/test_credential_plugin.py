@@ -455,9 +455,7 @@ async def test_a_program_that_fails_under_way_is_not_run_for_each_request(situat
     assert dict(session.credential_errors) == {
         "credential plug-in `./plug` of user `me` exited 1: /home/me/.aws is gone": "cluster.credential"
     }
-    assert {one.json()["message"] for one in heard} == {
-        "runner: the cluster cannot be reached: its credential is not available any more"
-    }
+    assert {one.json()["message"] for one in heard} == {"runner: the cluster cannot be reached: its credential is gone"}
     assert len(situation.told()) == 2
 
 

@@ -363,7 +363,7 @@ async def test_a_token_s_file_that_is_gone_is_said_without_its_place(api: Api, t
         heard = await line.get(PODS)
 
     assert heard.status == 502
-    assert heard.json()["message"].endswith(": its credential is not available any more")
+    assert heard.json()["message"].endswith(": its credential is gone")
 
 
 async def test_a_credential_that_is_refused_stays_so_and_is_not_shown(api: Api, tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ async def test_a_dead_holders_lease_is_taken_by_force_once(leasing: Leasing) -> 
     await leasing.acquire(1)
 
     await leasing.acquire(2, "run b", forced=True)
-    with pytest.raises(LeaseHeld, match="changed hands"):
+    with pytest.raises(LeaseHeld, match="has a new holder"):
         await leasing.acquire(2, "run c", forced=True)
 
     assert (await leasing.store.lease("w")).holder == "run b"

@@ -103,7 +103,7 @@ async def test_a_namespace_that_is_none_widens_the_baseline_with_a_word(machine:
     record = await machine.run(alter=with_script(machine, 'echo "TRIAGE $*"'))
 
     assert record.exit_code == 0, record.outcome
-    assert record.warnings == [("triage.baseline", "`-A` is no namespace, so the triage script is not told one")]
+    assert record.warnings == [("triage.baseline", "`-A` is not a namespace, so the triage script gets none")]
     assert "TRIAGE --timeout=16s\n" in output(machine, record, "stdin")
 
 

@@ -262,4 +262,4 @@ async def test_who_is_on_this_host_is_asked_without_anybody_s_certificates() -> 
 def test_a_way_that_cannot_be_gone_is_said_before_anything_is_made(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=name) as refused:
         ModelGateway(Settings.from_env({"OPENAI_API_KEY": KEY, name: text})).check(ModelGrant(Api.OPENAI, ("any",)))
-    assert (refused.value.hint or "").startswith(("it takes an https URL", "name a file", "write http://"))
+    assert (refused.value.hint or "").startswith(("write an https URL", "name a file", "write http://"))

@@ -55,10 +55,10 @@ def test_an_event_makes_a_row(row: Lease, event: LeaseEvent, at: int, after: Lea
     ("row", "event", "at", "refusal", "words"),
     [
         pytest.param(HELD, acquired(6), END - 1, LeaseHeld, "is in use by run a", id="second, live to the last"),
-        pytest.param(HELD, acquired(5), END, LeaseHeld, "has changed hands meanwhile", id="second to take over"),
-        pytest.param(HELD, acquired(5, forced=True), 7, LeaseHeld, "changed hands", id="second to force"),
-        pytest.param(FREE, acquired(4), 7, LeaseHeld, "changed hands", id="an old number"),
-        pytest.param(FREE, acquired(6), 7, LeaseHeld, "changed hands", id="a number too high"),
+        pytest.param(HELD, acquired(5), END, LeaseHeld, "has a new holder", id="second to take over"),
+        pytest.param(HELD, acquired(5, forced=True), 7, LeaseHeld, "has a new holder", id="second to force"),
+        pytest.param(FREE, acquired(4), 7, LeaseHeld, "has a new holder", id="an old number"),
+        pytest.param(FREE, acquired(6), 7, LeaseHeld, "has a new holder", id="a number too high"),
         pytest.param(HELD, LeaseRefreshed("w", "w.5", 60.0), END, LeaseLost, "it has ended", id="refreshed too late"),
         pytest.param(HELD, LeaseRefreshed("w", "w.4", 60.0), 7, LeaseLost, "run a has it now", id="another's refresh"),
         pytest.param(FREE, LeaseRefreshed("w", "w.4", 60.0), 7, LeaseLost, "it has ended", id="refreshed when free"),
@@ -98,7 +98,7 @@ def test_nobody_has_a_workspace_that_was_never_leased() -> None:
 @pytest.mark.parametrize(
     ("event", "at", "hint"),
     [
-        (acquired(6), 7, "wait, or `runner lease show w`; `runner lease break w --yes` ends what runs in it"),
+        (acquired(6), 7, "wait, or see `runner lease show w`; end what runs in it with `runner lease break w --yes`"),
         (acquired(5), END, "try again"),
     ],
 )

@@ -151,7 +151,7 @@ def test_a_request_without_limits_has_none_and_one_that_lasts_has_no_end() -> No
 
 
 def test_a_refused_change_names_the_workspace_and_what_to_do() -> None:
-    assert hint("w", S.STOPPED) == "`runner workspace resume w` makes it ready again"
+    assert hint("w", S.STOPPED) == "make it ready again: runner workspace resume w"
     with pytest.raises(WorkspaceState, match="workspace `w` is creating"):
         row(REQUESTED, ev.WorkspaceStatusChanged(S.STOPPED))
 
@@ -174,6 +174,6 @@ def test_one_workspace_too_many_is_refused_with_those_that_are_idle_for_longest(
     with pytest.raises(WorkspaceLimit, match=r"beside 1: `WORKSPACE_MAX` is 1$") as busy:
         check_limit(1, made("r-1", run="r"))
 
-    assert idle.value.hint == "destroy what nobody uses, idle for longest: a, b, c; or set `WORKSPACE_MAX` higher"
-    wait = "wait for runs to end, or `runner recover` those whose runner has died"
+    assert idle.value.hint == "destroy those not in use, longest idle first: a, b, c; or set `WORKSPACE_MAX` higher"
+    wait = "wait for runs to end, or run `runner recover` for those whose runner has died"
     assert busy.value.hint == f"{wait}; or set `WORKSPACE_MAX` higher"

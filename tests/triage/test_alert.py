@@ -110,14 +110,14 @@ def test_an_alert_with_nothing_to_look_into_is_refused(message: dict[str, Any], 
 @pytest.mark.parametrize(
     ("incident", "words"),
     [
-        ({"namespace": "-A"}, "`-A` is no namespace"),
-        ({"namespace": "P_ X"}, "`P_ X` is no namespace"),
-        ({"namespace": "x" * 64}, "is no namespace"),
-        ({"resource": {"kind": "Pod", "name": "--help; touch x"}}, "`--help; touch x` is no name"),
-        ({"resource": {"kind": "Pod", "name": "x" * 254}}, "is no name"),
-        ({"resource": {"kind": "--raw", "name": "x"}}, "`--raw` is no kind"),
-        ({"resource": {"name": "x", "namespace": "a.b"}}, "`a.b` is no namespace"),
-        ({"resource": "Pod/--help"}, "`--help` is no name"),
+        ({"namespace": "-A"}, "`-A` is not a Kubernetes namespace"),
+        ({"namespace": "P_ X"}, "`P_ X` is not a Kubernetes namespace"),
+        ({"namespace": "x" * 64}, "is not a Kubernetes namespace"),
+        ({"resource": {"kind": "Pod", "name": "--help; touch x"}}, "`--help; touch x` is not a Kubernetes name"),
+        ({"resource": {"kind": "Pod", "name": "x" * 254}}, "is not a Kubernetes name"),
+        ({"resource": {"kind": "--raw", "name": "x"}}, "`--raw` is not a Kubernetes kind"),
+        ({"resource": {"name": "x", "namespace": "a.b"}}, "`a.b` is not a Kubernetes namespace"),
+        ({"resource": "Pod/--help"}, "`--help` is not a Kubernetes name"),
     ],
 )
 def test_what_can_be_no_name_in_a_cluster_is_told(incident: dict[str, Any], words: str) -> None:

@@ -63,7 +63,7 @@ def nested(levels: int) -> bytes:
         pytest.param(b"{", "incident.json is not JSON", id="no JSON"),
         pytest.param(b"[]", "not an object", id="a list"),
         pytest.param(b'{"a": 1, "b": {"c": 1, "c": 2}}', '"c" is twice in one object', id="a key twice"),
-        pytest.param(b'{"a": NaN}', "`NaN` is no number", id="no number"),
+        pytest.param(b'{"a": NaN}', "`NaN` is not a number", id="no number"),
         pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "has a number that is too large", id="a number of 5,000 digits"),
         pytest.param(b'{"a": [-1.5e999]}', "has a number that is too large", id="a number beyond any other"),
         pytest.param(b'{"a": 1e+}', "not JSON", id="half a number"),

@@ -31,7 +31,7 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
     push.add_argument("--to", metavar="URL|REMOTE", required=True, help="a URL, or a remote of that repository")
     push.add_argument("--branch", metavar="BRANCH", help="the branch of the manifest, or runner/RUN")
     export = add("export", "its evidence for a ticket: an archive or folder, without secrets, with checksums")
-    export.add_argument("--to", metavar="FILE.tar.gz|DIR", type=Path, help="a place with nothing there: run-RUN.tar.gz")
+    export.add_argument("--to", metavar="FILE.tar.gz|DIR", type=Path, help="a new place (default: run-RUN.tar.gz)")
     for parser in (branch, apply, push):
         parser.add_argument("--unverified", action="store_true", help="also of a run that failed or verified nothing")
     for parser in (branch, apply, push, export):

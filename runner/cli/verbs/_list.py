@@ -44,7 +44,7 @@ def show(args: Namespace, settings: Settings, out: Output) -> None:
 
     now = now_microseconds()
     if args.status is not None and args.status not in STATES:
-        raise UsageError(f"`{excerpt(args.status)}` is no status of a run", hint=nearest(args.status, STATES))
+        raise UsageError(f"`{excerpt(args.status)}` is not a status of a run", hint=nearest(args.status, STATES))
     if args.limit is not None and args.limit < 1:
         raise UsageError(f"`--limit` is {args.limit}", hint="leave it out, or write 1 or more")
     limit = args.limit or (LINES if args.output == "text" else None)
@@ -72,7 +72,7 @@ def _moment(text: str, now: int) -> int:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        hint = "it takes how long ago, such as 90m or 2d, or a day or moment such as 2026-11-30T08:00Z"
+        hint = "write how long ago, such as 90m or 2d, or a day or time such as 2026-11-30T08:00Z"
         raise UsageError(f"`--since` is `{excerpt(text)}`", hint=hint) from None
     return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1e6)
 

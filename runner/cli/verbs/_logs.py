@@ -22,7 +22,7 @@ _WIDEST = 10_000  # characters of a line
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("step", nargs="?", metavar="STEP", help="only this step")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on to the end of a run that goes on")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow a running run to its end")
     parser.add_argument("--raw", action="store_true", help="an agent's stream as its CLI wrote it, as for jq")
 
 
@@ -39,7 +39,7 @@ def show(stored: StoredRun, args: Namespace, settings: Settings, out: Output) ->
     say = None if args.raw else translator_of(header_of(planned(stored)).agent)
     if args.follow:
         if args.raw:
-            raise UsageError("`--follow` shows words, not a stream", hint="leave out `--raw`, or `--follow`")
+            raise UsageError("`--follow` and `--raw` exclude each other", hint="leave out `--raw`, or `--follow`")
         out.clean = make_redactor(settings).text
         _follow(stored, args.step, say, settings, out=out)
         return

@@ -120,7 +120,7 @@ def _names(kind: str, out: Output) -> int:
     from runner.core.settings import current
 
     if kind not in KINDS:
-        raise UsageError(f"`{sanitize(kind)}` is nothing that is completed", hint=nearest(kind, KINDS))
+        raise UsageError(f"`{sanitize(kind)}` is not a kind of name that is completed", hint=nearest(kind, KINDS))
     try:
         for name in KINDS[kind](current()):
             out.line(sanitize(name))

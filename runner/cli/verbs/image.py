@@ -22,7 +22,7 @@ EXAMPLES = ("runner image build --base debian:bookworm-slim", "runner image chec
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    told = "build it from what this runner ships; nothing of this host is in it"
+    told = "build it from what this runner ships, without anything of this host"
     build = verbs.add_parser("build", help=told, description=told, allow_abbrev=False)
     build.add_argument("--base", metavar="IMAGE", help="a Debian, by name or digest (default: the Dockerfile's)")
     build.add_argument("--tag", metavar="NAME", default="k8s-triage-agent", help="the image's name")
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     build.add_argument(
         "--save-context", metavar="FILE", type=Path, help="build nothing; write what a builder gets, a new tar"
     )
-    told = "start it, and compare what is in it with what this runner wants"
+    told = "start it, and compare its content with what this runner ships"
     check = verbs.add_parser("check", help=told, description=told, allow_abbrev=False)
     check.add_argument("image", metavar="IMAGE", nargs="?", default="k8s-triage-agent", help="its name, or its id")
     for verb in verbs.choices.values():

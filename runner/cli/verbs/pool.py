@@ -64,7 +64,7 @@ def _warm(args: Namespace, settings: Settings, out: Output) -> None:
     from runner.ops.pool.pool import open_pool, pools_of, status
 
     if args.size is not None and not 0 < args.size <= 1_000:
-        raise UsageError(f"a pool cannot have {args.size} slots", hint="1 to 1000")
+        raise UsageError(f"a pool cannot have {args.size} slots", hint="give a number from 1 to 1000")
 
     async def keep(env: WorkspaceEnv) -> None:
         planned = await make_plan(args.path, settings)
@@ -83,7 +83,7 @@ def _print(found: PoolStatus, form: str, out: Output) -> None:
 
         out.json(plain_fields(found))
         return
-    line(out, "kept warm" if found.kept else "nobody keeps a pool now: `runner pool warm` does")
+    line(out, "kept warm" if found.kept else "no process keeps the pools now: start one with `runner pool warm`")
     for pool in found.pools:
         line(out, _line(pool, kept=found.kept))
     for what, count in found.counts.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 from runner.cli.reports import Reports, add_report_arguments, open_reports
 from runner.cli.requests import add_quiet_argument
+from runner.core.home import run_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,7 +62,7 @@ def main(args: Namespace, out: Output) -> int:
             _explain(resuming, args.output, out)
             return 0
         record = await _carry_on(args, resuming, settings, reports, out=out, redactor=redactor)
-        for left in copy_output(settings.home / "runs" / record.id, record):
+        for left in copy_output(run_directory(settings.home, record.id), record):
             out.complain(sanitize(f"not copied: {left}", 1_000))
         return record.exit_code or 0
 
@@ -79,7 +80,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= MOST:
-        hint = "it takes a duration such as 900, 15m or 1h30m, from 1s to 30d"
+        hint = "write a duration such as 900, 15m or 1h30m, from 1s to 30d"
         raise UsageError(f"`--timeout` is `{excerpt(text)}`", hint=hint)
     return seconds
 

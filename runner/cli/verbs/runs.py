@@ -109,5 +109,5 @@ def _attach(stored: StoredRun, args: Namespace, settings: Settings, out: Output)
     try:
         return run_cancellable(whole)
     except KeyboardInterrupt:
-        out.complain(f"not looking any more; the run goes on: runner runs attach {stored.record.id}")
+        out.complain(f"no longer following; the run continues: runner runs attach {stored.record.id}")
         raise

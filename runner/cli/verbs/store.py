@@ -49,7 +49,7 @@ def _lines(rebuilt: RebuildResult) -> Iterator[str]:
     yield from (f"read     workspace {workspace}" for workspace in rebuilt.workspaces)
     yield from (f"NOT READ {what}" for what in rebuilt.unread)
     if not rebuilt.events:
-        yield "nothing is lacking"
+        yield "nothing is missing"
         return
     yield f"{rebuilt.events} events; `runner recover` ends what has lost its runner"
-    yield "projects of `runner project create` and warm pools are in no directory: say them again"
+    yield "projects of `runner project create` and warm pools are in no directory: make them again"

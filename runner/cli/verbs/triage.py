@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from runner.cli.output import Output
 from runner.core.errors import Rejected, UsageError
+from runner.core.home import run_directory
 from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def main(args: Namespace, out: Output) -> int:
         from runner.core.sanitize import sanitize
         from runner.ops.runs.output_copy import copy_output
 
-        for left in copy_output(settings.home / "runs" / record.id, record):
+        for left in copy_output(run_directory(settings.home, record.id), record):
             out.complain(sanitize(f"not copied: {left}", 1_000))
     return record.exit_code or 0
 

@@ -171,7 +171,7 @@ def save_context(recipe: ImageRecipe, path: Path) -> None:
             path.unlink()  # half of it is worth nothing
             raise
     except FileExistsError as error:
-        raise ContextNotWritten(f"`{sanitize(str(path))}` is there already", hint="name a new file") from error
+        raise ContextNotWritten(f"`{sanitize(str(path))}` exists already", hint="name a new file") from error
     except OSError as error:
         raise ContextNotWritten(f"`{sanitize(str(path))}` cannot be written: {error.strerror}") from error
 
@@ -200,7 +200,7 @@ async def build(settings: Settings, recipe: ImageRecipe, say: Callable[[str], No
     sent = context(recipe)
     engine = Engine(settings.docker_host)
     if (machine := (await engine.about()).get("Architecture")) != MACHINE:
-        raise ImageBuildFailed(f"what is pinned is for {MACHINE}, and the docker daemon runs on {machine}")
+        raise ImageBuildFailed(f"the image is pinned for {MACHINE}, and the docker daemon runs on {machine}")
     proxies = {name: url for name, url in settings.reach.items() if name.lower() in _PROXIES}
     labels = {f"{NAME}.{tool}": version for tool, version in pins().items()}
     wanted = Build(
@@ -281,7 +281,7 @@ async def _tools(workspace: Workspace) -> list[ImageFinding]:
     async with trio.open_nursery() as nursery:
         for tool in tools:
             nursery.start_soon(ask, tool)
-    slow = f"it has not told its version within {EACH:.0f}s"
+    slow = f"it did not print its version within {EACH:.0f}s"
     return [found.get(tool, ImageFinding(tool, False, slow)) for tool in tools]
 
 
@@ -311,7 +311,7 @@ def compare(wanted: Mapping[str, str], there: Mapping[str, str]) -> ImageFinding
     differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
     if differing:
         others = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        return ImageFinding(what, False, sanitize(f"not those of this runner: {differing[0]}{others}"))
+        return ImageFinding(what, False, sanitize(f"these differ from this runner's: {differing[0]}{others}"))
     return ImageFinding(what, True, f"{len(wanted)} files, as this runner has them")
 
 
@@ -342,7 +342,7 @@ def _file(name: str, source: Path, there: tuple[int, bytes] | None) -> ImageFind
     if uid != _USER:
         return ImageFinding(what, False, f"of user {uid}, not {_USER}")
     same = text == source.read_bytes()
-    return ImageFinding(what, same, "as this runner has it" if same else "not the one of this runner")
+    return ImageFinding(what, same, "as this runner has it" if same else "differs from the one of this runner")
 
 
 def _members(archive: bytes) -> Iterator[tuple[tarfile.TarInfo, bytes]]:

@@ -84,7 +84,7 @@ async def _examine(env: WorkspaceEnv, name: str, image: str | None) -> ProbedPro
         return replace(examined, skipped=probe.reason or "not available", hint=probe.hint)
     if probe.needs_image and image is None:
         hint = f"runner doctor --probe {name} --image REF, for one that has sh and python3"
-        return replace(examined, skipped="it makes workspaces of an image, and none is named", hint=hint)
+        return replace(examined, skipped="it makes workspaces from an image, and none is named", hint=hint)
     try:
         return replace(examined, tried=await _tried(env, name, image if probe.needs_image else None))
     except PlatformError as error:

@@ -17,9 +17,10 @@ import trio
 from runner.artifacts.history import FILE, Unreadable, last_seq, read_events
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import RunUnfinished, StoreDamaged, StoreFailed
+from runner.core.home import runs_directory, state_file, workspaces_directory
 from runner.core.settings import Settings
 from runner.events.events import Recorded
-from runner.ops.host.state import now_microseconds, state_file
+from runner.ops.host.state import now_microseconds
 from runner.ops.pool.handoff import PLACE
 from runner.ops.runs.unrecorded import started_directories
 from runner.sandbox.directories import find_workspace_traces
@@ -46,17 +47,17 @@ async def rebuild_store(settings: Settings) -> RebuildResult:
     replaced.
     """
     damage, aside = await _damage(settings), None
-    if damage is not None or not state_file(settings).exists():
+    if damage is not None or not state_file(settings.home).exists():
         _require_unused(settings)
     if damage is not None:
-        aside = await trio.to_thread.run_sync(_put_aside, state_file(settings))
+        aside = await trio.to_thread.run_sync(_put_aside, state_file(settings.home))
     nonce = _nonce(settings.home)
 
     def entropy(size: int) -> bytes:
         return nonce or secrets.token_bytes(size)
 
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    async with open_store(state_file(settings), now=now_microseconds, entropy=entropy) as store:
+    async with open_store(state_file(settings.home), now=now_microseconds, entropy=entropy) as store:
         unread: list[str] = []
         added: dict[str, list[str]] = {"run": [], "workspace": []}
         events = 0
@@ -73,10 +74,10 @@ async def rebuild_store(settings: Settings) -> RebuildResult:
 
 async def _damage(settings: Settings) -> str | None:
     """Say why the store is unusable; ``None`` also when there is none."""
-    if not state_file(settings).exists():
+    if not state_file(settings.home).exists():
         return None
     try:
-        async with open_store(state_file(settings), now=now_microseconds, entropy=bytes, must_exist=True) as store:
+        async with open_store(state_file(settings.home), now=now_microseconds, entropy=bytes, must_exist=True) as store:
             await store.check()
     except StoreDamaged as error:
         return error.message
@@ -85,12 +86,10 @@ async def _damage(settings: Settings) -> str | None:
 
 def _require_unused(settings: Settings) -> None:
     """Raise ``RunUnfinished`` if somebody has the old store open, and would go on writing to it."""
-    home = settings.home
-    for held in (*home.glob("runs/*"), *home.glob("workspaces/*/lease"), home / PLACE):
+    home, runs = settings.home, runs_directory(settings.home)
+    for held in (*runs.glob("*"), *workspaces_directory(home).glob("*/lease"), home / PLACE):
         if held.is_dir() and is_locked(held):
-            what = (
-                f"run `{held.name}` has a runner, which lives" if held.parent.name == "runs" else f"`{held}` is in use"
-            )
+            what = f"a runner is still working on run `{held.name}`" if held.parent == runs else f"`{held}` is in use"
             raise RunUnfinished(f"{what}, and uses the store that is to be replaced", hint="end it, or wait")
 
 
@@ -126,7 +125,7 @@ def _histories(home: Path, counts: Mapping[str, int], unread: list[str]) -> Iter
                 unread.append(f"{directory / FILE}: {error}")
             continue
         if not history and not known:
-            unread.append(f"{directory}: there are no events in it, so nothing is known of it but its files")
+            unread.append(f"{directory}: it has no events, so only its files are known")
         found.append((kind, directory.name, history[known:]))
     return ((kind, id, lacking) for kind, id, lacking in sorted(found, key=_begin) if lacking)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runner.artifacts.history import FILE, was_started
 from runner.core.errors import StoreFailed
+from runner.core.home import runs_directory, state_file, workspaces_directory
 from runner.core.model import ClockReference
 from runner.core.settings import Settings
 from runner.store.sqlite import Reader, SqliteStore, is_read_only, open_reader, open_store
@@ -27,10 +28,6 @@ def see_clock(now: int) -> ClockReference:
     return ClockReference(_BOOT.read_text().strip(), now - since_boot)
 
 
-def state_file(settings: Settings) -> Path:
-    return settings.home / "state.db"
-
-
 def make_home(settings: Settings) -> None:
     """Create ``RUNNER_HOME``, for its owner only. Raises ``StoreFailed``."""
     try:
@@ -43,7 +40,7 @@ def make_home(settings: Settings) -> None:
 async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
     """Open the store; in a new home, create it. Raises what ``open_store`` raises."""
     known = has_history(settings)  # before the store is looked at, or another's first run could come between
-    store = open_store(state_file(settings), now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
+    store = open_store(state_file(settings.home), now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
     async with store as opened:
         if await opened.anchor() is None and not is_read_only(
             settings.home
@@ -56,13 +53,13 @@ async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
 async def read_state(settings: Settings) -> AsyncIterator[Reader]:
     """Open the store for reading, also on a read-only medium."""
     known = has_history(settings)
-    async with open_reader(state_file(settings), must_exist=known) as opened:
+    async with open_reader(state_file(settings.home), must_exist=known) as opened:
         yield opened
 
 
 def has_history(settings: Settings) -> bool:
     """Tell by the directories whether a run, or a workspace outside of runs, was ever started here."""
-    runs, workspaces = settings.home / "runs", settings.home / "workspaces"
+    runs, workspaces = runs_directory(settings.home), workspaces_directory(settings.home)
     try:
         return any(map(was_started, runs.glob("*"))) or any(workspaces.glob(f"*/{FILE}"))
     except OSError:  # whoever opens the store will say what is wrong with the home

@@ -72,7 +72,7 @@ async def begin(
         raise UnknownCommit(f"`{top}` has no commit yet", hint="a run works on a clone of HEAD: commit something first")
     seen = survey(top, test)
     if not seen.ways:
-        raise UsageError("there is no test command that is known here", hint="name yours: runner init --test COMMAND")
+        raise UsageError("no test command was found here", hint="name yours: runner init --test COMMAND")
     files, left = _beside(seen, hooks=hooks, ci_of=ci_of)
     _check_absent(top, files)
     untried: PlatformError | None = None
@@ -108,7 +108,7 @@ def _check_absent(top: Path, files: Mapping[str, str]) -> None:
     if there:
         names = ", ".join(f"`{name}`" for name in there)
         verb = "exists" if len(there) == 1 else "exist"
-        raise FileExists(f"{names} {verb} already in `{top}`", hint="nothing was written; move what is there")
+        raise FileExists(f"{names} {verb} already in `{top}`", hint="move what is there; nothing was written")
 
 
 def _write(top: Path, files: Mapping[str, str]) -> None:
@@ -127,5 +127,5 @@ def _write(top: Path, files: Mapping[str, str]) -> None:
                     path.chmod(0o755)
             except OSError as error:
                 message = f"`{path}` cannot be written: {error.strerror}"
-                raise FileNotWritten(message, hint="nothing was written") from error
+                raise FileNotWritten(message, hint="make room or give access; nothing was written") from error
         undo.pop_all()

@@ -49,7 +49,7 @@ async def copy_quickstart(to: Path, settings: Settings) -> None:
                 os.rename(copy / name, place / name)
     except OSError as error:
         message = f"`{excerpt(str(to), 200)}` cannot be written: {error.strerror}"
-        raise FileNotWritten(message, hint="nothing was written") from error
+        raise FileNotWritten(message, hint="make room or give access; nothing was written") from error
 
 
 async def _commit(tree: Path, private: Path, repository: Path, settings: Settings) -> None:
@@ -68,7 +68,7 @@ def _empty(to: Path) -> Iterator[Path]:
     made = not os.path.lexists(to)
     to.mkdir(parents=True, exist_ok=True)
     if os.listdir(to):
-        hint = "nothing was written; name a directory that is not there yet"
+        hint = "name a new directory; nothing was written"
         raise FileExists(f"`{excerpt(str(to), 200)}` is not empty", hint=hint)
     try:
         yield to
@@ -105,4 +105,4 @@ def refuse_installed(path: Path) -> None:
     package = os.path.realpath(shipped("manifests"))
     if "_files" in Path(package).parts and Path(os.path.realpath(path)).is_relative_to(package):
         message = f"`{excerpt(str(path), 200)}` belongs to the installed runner, and a run would write there"
-        raise UsageError(message, hint="`runner init --quickstart DIR` copies it to where it can be run")
+        raise UsageError(message, hint="copy it to a place of your own: runner init --quickstart DIR")

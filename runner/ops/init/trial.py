@@ -173,7 +173,7 @@ def explain(tried: Trial, top: Path) -> tuple[str, str]:
     install = install_words(top, tried.way.language)
     hint = f"{install}" if install else ""
     if _NETWORK.search(text):
-        return "it wants the network, and a workspace has none", hint
+        return "it needs the network, and a workspace has none", hint
     if absent := _ABSENT.search(text):
         name = next(group for group in absent.groups() if group)
         return f"`{sanitize(name)}` is not installed in what a workspace sees", hint

@@ -45,7 +45,7 @@ def files_instead(triage: TriageRequest, planned: PlanResult, error: RunnerError
     findings = error.findings if isinstance(error, Rejected) else (error,)
     for finding in findings:
         if isinstance(finding, (ClusterUnreachable, ClusterDenied, CredentialFailed)):
-            finding.hint = f"{finding.hint}; --kubeconfig FILE names another one, --files-only goes without"
+            finding.hint = f"{finding.hint}; or name another one with --kubeconfig FILE, or go without: --files-only"
     away = all(isinstance(finding, ClusterUnreachable) for finding in findings)
     if not away or not any(planned.facts.files.get(f"{run.name}/incident") for run in planned.plan.runs):
         raise error

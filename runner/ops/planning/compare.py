@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.errors import BadPlanFile
+from runner.core.home import run_directory
 from runner.core.settings import Settings
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult
@@ -65,7 +66,7 @@ def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator
     """Yield the runs' plans that were made from these manifests: the same file or folder, or one inside the other."""
     for id in runs:
         try:
-            document = read_document(settings.home / "runs" / id / "plan.json")
+            document = read_document(run_directory(settings.home, id) / "plan.json")
             made_from = Path(document["inputs"]["manifests"])
         except (BadPlanFile, KeyError, TypeError):
             continue  # gone, or of another version

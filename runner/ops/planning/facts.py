@@ -151,7 +151,7 @@ class _Beside:
         if INCIDENT_FILE in incident:
             self.bytes -= incident[INCIDENT_FILE].size
         if self.bytes < 0:
-            message = f"the {INCIDENT_FILE} of all runs together have more than {BYTES >> 20} MiB"
+            message = f"the {INCIDENT_FILE} of all runs together are larger than {BYTES >> 20} MiB"
             raise OverBudget(message, hint="keep logs in files of their own, or plan fewer runs at once")
 
     def read(self, wanted: Sequence[FactsRequest]) -> None:
@@ -281,7 +281,7 @@ def require_not_weaker(found: Probe, pinned: Facts | None) -> Probe:
     if planned is None or not planned.available:
         return planned or found
     if not found.available:
-        raise StalePlan(f"`{found.provider}` is not available any more: {found.reason}", hint=found.hint)
+        raise StalePlan(f"`{found.provider}` is no longer available: {found.reason}", hint=found.hint)
     lost = [feature.value for feature in found.missing if planned.enforces(feature)]
     if found.isolation < planned.isolation:
         lost.append(f"isolation {planned.isolation.word}")

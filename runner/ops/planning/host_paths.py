@@ -20,7 +20,7 @@ async def lend_toolchains(toolchains: Sequence[str], variables: Mapping[str, str
     ``top`` is the local repository that chooses versions, if any. Raises ``ToolchainMissing``.
     """
     if gone := absent([path for path in toolchains if path.startswith("/")]):
-        raise ToolchainMissing(f"`{gone[0]}` is not a directory here", hint="links do not count: name the real path")
+        raise ToolchainMissing(f"`{gone[0]}` is not a directory here", hint="name the real path: links do not count")
     directories: list[str] = []
     environment: dict[str, str] = {}
     for name in toolchains:
@@ -49,7 +49,11 @@ def lend_dependencies(dependencies: Sequence[str], checkout: Checkout, lent: Len
     for name in (name.rstrip("/") for name in dependencies):
         path = place.top / name
         if absent([os.path.realpath(place.top) + "/" + name]):
-            hint = "install what the repository needs there" if not path.exists() else "links do not count"
+            hint = (
+                "install what the repository needs there"
+                if not path.exists()
+                else "name the real path: links do not count"
+            )
             raise BadValue(f"`{name}` is not a directory of `{place.top}`", hint=hint)
         if why := source.why_not_ignored(place, name):
             hint = "name directories that git ignores, such as .venv or node_modules"

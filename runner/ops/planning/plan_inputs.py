@@ -17,7 +17,7 @@ from runner.plan.model import Json, RunPlan, Step, plain
 from runner.ports.provider import Probe
 from runner.spec.model import CommitFact, Facts
 
-ANEW = "`runner apply` starts it anew"
+ANEW = "start it anew: runner apply"
 
 
 @dataclass(frozen=True)

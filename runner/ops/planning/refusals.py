@@ -141,9 +141,9 @@ async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
         if cli_label(agent.program) in labels or not any(label.startswith(cli_label("")) for label in labels):
             return []
         message = f"`{agent.program}` is not in image `{excerpt(one.called)}`"
-        return [CliMissing(message, hint=f"`runner image build` makes one with {package}")]
+        return [CliMissing(message, hint=f"build one with {package}: runner image build")]
     if find_program(PATH.split(":"), agent.program) is not None:
         return []
     where = ", ".join(f"`{folder}`" for folder in (*folders, *PATH.split(":")))
-    hint = f"`npm install --prefix DIR -g {package}`, and name DIR in `workspace.toolchains`"
-    return [CliMissing(f"`{agent.program}` is not on this host: there is none in {where}", hint=hint)]
+    hint = f"install it with `npm install --prefix DIR -g {package}`, and name DIR in `workspace.toolchains`"
+    return [CliMissing(f"`{agent.program}` is not on this host; looked in {where}", hint=hint)]

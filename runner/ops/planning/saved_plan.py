@@ -86,8 +86,8 @@ async def make_saved_plan(file: Path, settings: Settings) -> PlanResult:
     places = {str(place) for place in _host_paths(planned.plan.runs)}
     for path, said, true in _mistold(content["runs"], planned.plan.document()["runs"], places):
         raise StalePlan(
-            f"`{file}` tells what would not be done: {excerpt(path)} is {_value(true)}, not {_value(said)}",
-            hint="it was changed, or made by another version: plan again, and look at that",
+            f"`{file}` differs from what would be done: {excerpt(path)} is {_value(true)}, not {_value(said)}",
+            hint="plan again and look at that: it was changed, or made by another version",
         )
     return planned
 
@@ -144,7 +144,7 @@ def _beside(file: Path, relative: str) -> Path:
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or "\0" in value:
-        raise TypeError("not a text of ours")
+        raise TypeError("not a text that runner wrote")
     return value
 
 
@@ -184,7 +184,7 @@ def _stale(file: Path, content: Mapping[str, Any], planned: PlanResult) -> Stale
     named = "; ".join(text for text, _ in changes[:_NAMED])
     more = f"; and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
     return StalePlan(
-        f"`{file}` is stale: {named or 'its digest is another'}{more}",
+        f"`{file}` is stale: {named or 'its digest differs'}{more}",
         at=next((place for _, place in changes if place), None),
         hint="plan again, look at what changed, and apply that",
     )

@@ -122,7 +122,7 @@ def _gitlab(env: Mapping[str, str]) -> Given:
 
 def _need(env: Mapping[str, str], ci: str, name: str) -> str:
     if not env.get(name):
-        raise UsageError(f"`--task-from {ci}` needs `{name}`, which is not set", hint="it is for jobs of that CI")
+        raise UsageError(f"`--task-from {ci}` needs `{name}`, which is not set", hint="use it only in jobs of that CI")
     return env[name]
 
 

@@ -164,11 +164,11 @@ async def resize(env: WorkspaceEnv, size: int, name: str | None) -> PoolStatus:
     Raises ``UnknownPool``, ``UsageError``.
     """
     if not 0 <= size <= 1_000:
-        raise UsageError(f"a pool cannot have {size} slots", hint="0 to 1000")
+        raise UsageError(f"a pool cannot have {size} slots", hint="give a number from 0 to 1000")
     pools = [pool.name for pool in await env.store.pools()]
     found = pools if name is None else [pool for pool in pools if name and pool.startswith(name)]
     if not pools:
-        raise UnknownPool("there is no warm pool", hint="`runner pool warm` keeps those of a folder of manifests")
+        raise UnknownPool("there is no warm pool", hint="start the pools of a folder of manifests: runner pool warm")
     if name is not None and len(found) != 1:
         raise UnknownPool(f"`{excerpt(name)}` is not one of the pools", hint=nearest(name, pools))
     await env.store.resize_pools(dict.fromkeys(found, size))

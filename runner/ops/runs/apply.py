@@ -15,6 +15,7 @@ from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_files import read_account, write_comparisons
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import Attached, RunExists, RunnerError, RunOver
+from runner.core.home import run_directory
 from runner.core.ids import run_id
 from runner.core.model import Status
 from runner.core.nurseries import unwrapping_groups
@@ -154,7 +155,7 @@ async def apply_all(
         await signals.start(stop_at_signals, list(controls.values()))
         await execute(Graph({name: plan.needs for name, plan in plans.items()}), one)
         signals.cancel_scope.cancel()
-    write_comparisons([read_account(records[name], settings.home / "runs" / records[name].id) for name in plans])
+    write_comparisons([read_account(records[name], run_directory(settings.home, records[name].id)) for name in plans])
     return [records[name] for name in plans]
 
 

@@ -53,5 +53,5 @@ async def follow(
                 break
             await trio.sleep(POLL)
     raise RunUnfinished(
-        f"run `{run}` has not ended", hint=f"runner runs show {run}; another --run-key starts a new run"
+        f"run `{run}` has not ended", hint=f"runner runs show {run}; or start a new run with another --run-key"
     )

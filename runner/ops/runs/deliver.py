@@ -31,6 +31,7 @@ from runner.core.errors import (
     UsageError,
     Withheld,
 )
+from runner.core.home import private_repository, scratch_directory
 from runner.core.model import Status
 from runner.core.settings import Settings
 from runner.events.events import SnapshotPublished
@@ -177,11 +178,11 @@ def _published(stored: StoredRun, settings: Settings, *, unverified: bool) -> tu
         raise RunUnfinished(f"run `{record.id}` has not ended", hint=hint)
     if record.violations or (record.saved_work is not None and record.saved_work.withheld):
         raise _withheld(stored)
-    repository = settings.home / "snapshots" / f"{record.id}.git"
+    repository = private_repository(settings.home, record.id)
     if record.snapshot is None:
         raise NothingPublished(f"run `{record.id}` published no snapshot", hint=f"runner runs show {record.id}")
     if not repository.is_dir():
-        raise NothingPublished(f"the repository of run `{record.id}` is not there any more: `{repository}`")
+        raise NothingPublished(f"the repository of run `{record.id}` is gone: `{repository}`")
     if not unverified and (why := _doubt(record)):
         raise Unverified(
             f"run `{record.id}` {why}, so its work is not delivered",
@@ -218,7 +219,7 @@ def _withheld(stored: StoredRun) -> Withheld:
     more = len(record.violations) - 5
     saved_work = record.saved_work
     rest = (
-        f"the work without them: {stored.directory / saved_work.patch}"
+        f"take the work without them: {stored.directory / saved_work.patch}"
         if saved_work is not None and saved_work.patch
         else None
     )
@@ -232,13 +233,15 @@ def _check_patch(stored: StoredRun, patch: Path) -> None:
     assert stored.record.saved_work is not None  # or there was no patch
     with patch.open("rb") as file:
         if file_digest(file, "sha256").hexdigest() != stored.record.saved_work.patch_sha256:
-            raise PatchChanged(f"`{patch}` is not the patch that the run wrote", hint="take the work as a branch")
+            raise PatchChanged(
+                f"`{patch}` is not the patch that the run wrote", hint="take the work by `runner runs branch`"
+            )
 
 
 @contextmanager
 def _scratch(settings: Settings, stored: StoredRun) -> Iterator[Path]:
     """Make a private directory for the block."""
-    folder = settings.home / "tmp"
+    folder = scratch_directory(settings.home)
     folder.mkdir(exist_ok=True, mode=0o700)
     scratch = Path(mkdtemp(prefix=f"{stored.record.id}-apply-", dir=folder))
     try:

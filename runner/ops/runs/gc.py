@@ -16,6 +16,7 @@ import trio
 
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.errors import RunnerError
+from runner.core.home import mirrors_directory, run_directory, sandboxes_directory, state_file
 from runner.core.model import Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -23,7 +24,7 @@ from runner.engine.recover import remove
 from runner.events import events as ev
 from runner.git import mirror
 from runner.lifecycle.pool import PREFIX
-from runner.ops.host.state import has_history, now_microseconds, open_state, state_file
+from runner.ops.host.state import has_history, now_microseconds, open_state
 from runner.ops.planning.facts import provider_names
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
@@ -103,7 +104,7 @@ def judge(age_seconds: float, retention: float) -> GcVerdict:
 
 async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     """Remove what is stale, or with ``dry_run`` only list it. Items that could not be removed say why."""
-    if not state_file(settings).exists() and not has_history(settings):
+    if not state_file(settings.home).exists() and not has_history(settings):
         return Collection((), dry_run)
     async with open_state(settings) as store:
         with unwrapping_groups():
@@ -128,14 +129,14 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
 def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: float) -> list[StoredItem]:
     """List everything that runs and mirrors keep; the directory of a run follows its other items."""
     home, known = settings.home, {row.id: row for row in rows}
-    over = mirror.over_limit(home / "mirrors", settings.mirror_limit)
+    over = mirror.over_limit(mirrors_directory(home), settings.mirror_limit)
 
     def kept(kind: str, path: Path, run: str | None, touched: float) -> StoredItem:
         row = known.get(run) if run is not None else None
         if row is not None and row.ended is not None:
             touched = row.ended / 1e6
         age = now - touched
-        used = (row is not None and row.ended is None) or (run is not None and is_locked(home / "runs" / run))
+        used = (row is not None and row.ended is None) or (run is not None and is_locked(run_directory(home, run)))
         verdict = GcVerdict.IN_USE if used else judge(age, settings.run_retention)
         if run is not None and row is None and kind in _WORK and verdict.goes:
             verdict = GcVerdict.UNKNOWN
@@ -155,7 +156,7 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
 
 def _signs(home: Path, handle: Handle) -> list[Path]:
     """Return the paths whose age tells that of a workspace, which may be incomplete."""
-    return [path for path in (handle.tree, home / "sandboxes" / f"{handle.id}.json") if path.exists()]
+    return [path for path in (handle.tree, sandboxes_directory(home) / f"{handle.id}.json") if path.exists()]
 
 
 def _touched(paths: Iterable[Path]) -> float:
@@ -192,6 +193,6 @@ def _failing(kept: StoredItem, left: str) -> StoredItem:
 def _lock(kept: StoredItem, home: Path) -> int | None:
     """Take the lock of the item's users: for a mirror the file beside it, else the run's directory."""
     if kept.kind != "mirror":
-        directory = home / "runs" / str(kept.run)
+        directory = run_directory(home, str(kept.run))
         return try_lock(directory) if directory.is_dir() else os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     return mirror.try_lock(kept.path)

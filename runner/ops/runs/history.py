@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import StoreDamaged, UnknownRun, nearest
+from runner.core.home import run_directory
 from runner.core.model import Reason, Status
 from runner.core.settings import Settings
 from runner.events.record import RunRecord, replay
@@ -112,7 +113,7 @@ async def list_runs(settings: Settings) -> list[RunRow]:
     """List every run, newest first; status ``lost`` means that its runner died before its end."""
     async with read_state(settings) as store:
         rows = await store.runs()
-        suspects = {row.id for row in rows if row.ended is None and not is_locked(settings.home / "runs" / row.id)}
+        suspects = {row.id for row in rows if row.ended is None and not is_locked(run_directory(settings.home, row.id))}
         if suspects:  # asked again, for a runner writes the end before it lets go
             rows = await store.runs()
         return [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]
@@ -122,7 +123,7 @@ async def find_run(settings: Settings, run: str) -> StoredRun:
     """Find a run by unique prefix or ``last``; a lost one as well. Raises ``UnknownRun``."""
     async with read_state(settings) as store:
         row = await store.find(run)
-        lives = is_locked(settings.home / "runs" / row.id)
+        lives = is_locked(run_directory(settings.home, row.id))
         history = await store.events(row.id)
     try:
         record = replay(row.id, history)
@@ -130,7 +131,7 @@ async def find_run(settings: Settings, run: str) -> StoredRun:
         raise StoreDamaged(f"the events of run `{row.id}` do not fit together", hint="run `runner recover`") from error
     if record.ended is None and not lives:
         record.status = Status.LOST
-    return StoredRun(record, settings.home / "runs" / row.id)
+    return StoredRun(record, run_directory(settings.home, row.id))
 
 
 def logs_of(stored: StoredRun, step: str | None) -> list[Path]:
@@ -149,5 +150,5 @@ def patch_of(stored: StoredRun) -> Path:
         raise UnknownRun(f"run `{stored.record.id}` left no patch", hint=f"runner runs show {stored.record.id}")
     path = stored.directory / saved_work.patch
     if not path.is_file():
-        raise UnknownRun(f"the patch of run `{stored.record.id}` is not there any more: `{path}`")
+        raise UnknownRun(f"the patch of run `{stored.record.id}` is gone: `{path}`")
     return path

@@ -18,13 +18,14 @@ from runner.artifacts.history import was_started
 from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
+from runner.core.home import state_file
 from runner.core.model import Fence, Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.engine.recover import Recovered, Saving, belongings, recover, saving_of, unsaved
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold, replay
-from runner.ops.host.state import has_history, open_state, state_file
+from runner.ops.host.state import has_history, open_state
 from runner.ops.planning.facts import provider_names
 from runner.ops.pool.pool import clear_left
 from runner.ops.runs.dependencies import dependencies_of
@@ -64,7 +65,7 @@ class Recovery:
 
 async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -> Recovery:
     """Recover one run of this ``RUNNER_HOME``, or all. Raises ``UnknownRun``, ``RunUnfinished`` for one that lives."""
-    if run is None and not state_file(settings).exists() and not has_history(settings):
+    if run is None and not state_file(settings.home).exists() and not has_history(settings):
         return Recovery((), (), dry_run)
     try:
         async with open_state(settings) as store:
@@ -105,7 +106,7 @@ async def recover_runs(
                 own = [handle for handle in handles if handle.id.rpartition("-")[0] == row.id]
                 done += await _recover(row, paths, store, deps, own, dry_run=dry_run)
             elif run is not None:
-                raise RunUnfinished(f"run `{row.id}` has a runner, which lives", hint=f"runner runs show {row.id}")
+                raise RunUnfinished(f"a runner is still working on run `{row.id}`", hint=f"runner runs show {row.id}")
     strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
     if not dry_run:
         mounts.remove_stale_stages()
@@ -116,7 +117,7 @@ def require_known(run: str, unknown: Sequence[Unrecorded]) -> None:
     """Raise ``StoreDamaged`` for a run whose directory has more events than the store."""
     for one in unknown:
         if run and one.kind == "run" and one.id.startswith(run):
-            raise StoreDamaged(f"run `{one.id}` is not all in the store: {one.why}", hint=REBUILD_HINT)
+            raise StoreDamaged(f"run `{one.id}` is only partly in the store: {one.why}", hint=REBUILD_HINT)
 
 
 def _is_whole(row: RunRow, paths: RunPaths, workspaces: Sequence[str]) -> bool:

@@ -137,7 +137,7 @@ async def _holding(kept: ResumeSource | None) -> AsyncIterator[None]:
     held = await trio.to_thread.run_sync(try_lock, kept.directory)
     if held is None:
         run = kept.directory.name
-        raise RunUnfinished(f"another process is at run `{run}`", hint="try again when it is done")
+        raise RunUnfinished(f"another process is working on run `{run}`", hint="try again when it is done")
     try:
         _check_kept(kept)
         yield
@@ -303,14 +303,14 @@ def _decided(run: _Continued, planned: PlanResult) -> ResumePlan:
 def _member(name: str, planned: PlanResult) -> RunPlan:
     runs = {plan.name: plan for plan in planned.plan.runs}
     if name not in runs:
-        raise NotResumable(f"`{planned.path}` has no run `{name}` any more", hint=nearest(name, runs))
+        raise NotResumable(f"`{planned.path}` no longer has run `{name}`", hint=nearest(name, runs))
     return runs[name]
 
 
 def _check_needs(plan: RunPlan, inputs: PlanInputs) -> None:
     if new := [need for need in plan.needs if need not in inputs.needs]:
-        message = f"run `{plan.name}` needs `{new[0]}` by now, whose outputs it has not"
-        raise NotResumable(message, hint="`runner apply` starts both anew")
+        message = f"run `{plan.name}` needs `{new[0]}` by now, and does not have its outputs"
+        raise NotResumable(message, hint="start both anew: runner apply")
 
 
 async def _kept(source: StoredRun, resuming: ResumePlan, settings: Settings) -> ResumeSource:
@@ -334,4 +334,4 @@ def _check_kept(kept: ResumeSource) -> None:
     if kept.commits is not None and kept.commits.bundle is not None:
         wanted.append(kept.directory / kept.commits.bundle)
     if gone := [path for path in wanted if not path.exists()]:
-        raise WorkMissing(f"the work of run `{kept.directory.name}` is not there any more: `{gone[0]}`", hint=ANEW)
+        raise WorkMissing(f"the work of run `{kept.directory.name}` is gone: `{gone[0]}`", hint=ANEW)

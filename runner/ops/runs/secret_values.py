@@ -167,7 +167,9 @@ async def _printed(spec: SecretSpec, argv: Sequence[str], settings: Settings) ->
     except OSError as error:
         raise SecretMissing(f"{failure} cannot be started: {error.strerror}") from None
     if patience.cancelled_caught:
-        raise SecretMissing(f"{failure} took more than {SECONDS:g} s", hint="it must not wait for a person for long")
+        raise SecretMissing(
+            f"{failure} took more than {SECONDS:g} s", hint="run it first: it must not wait for a person"
+        )
     if done.code != 0 and len(done.out) <= MOST:
         raise SecretMissing(f"{failure} exited {done.code}", hint="run it yourself to see why")
     return done.out

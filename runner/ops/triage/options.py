@@ -236,7 +236,7 @@ def _read_text(name: str, read: Callable[[], bytes], option: str) -> str:
     except UnicodeDecodeError:
         raise UsageError(f"{what} is not UTF-8") from None
     if len(raw) > MAX_TEXT or "\0" in text:
-        raise UsageError(f"{what} is longer than {MAX_TEXT >> 20} MiB, or not text")
+        raise UsageError(f"{what} is not text, or longer than {MAX_TEXT >> 20} MiB")
     return text
 
 

@@ -149,7 +149,7 @@ async def _key(triage: TriageRequest, settings: Settings) -> list[PreflightCheck
     if status >= 400:
         return [
             PreflightCheck(
-                "key", None, f"{urlsplit(base).hostname} answers {status}: nobody knows about {key.variable}"
+                "key", None, f"{urlsplit(base).hostname} answers {status}, which says nothing about {key.variable}"
             )
         ]
     accepted = PreflightCheck("key", True, f"{key.variable} is accepted by {urlsplit(base).hostname} in {took:.1f}s")
@@ -171,7 +171,7 @@ def _model(triage: TriageRequest, body: bytes, host: str) -> list[PreflightCheck
     if any(model_matches(model, name) for name in names):
         return [PreflightCheck("model", True, f"{model} is offered by {host}")]
     return [
-        PreflightCheck("model", False, f"`{model}` is none of the {len(names)} models of {host}", nearest(model, names))
+        PreflightCheck("model", False, f"`{model}` is not one of {len(names)} models of {host}", nearest(model, names))
     ]
 
 

@@ -59,7 +59,7 @@ async def choose_provider(env: WorkspaceEnv, name: str | None, image: str | None
             return ChosenProvider(provider, probe, id)
         refused.append(f"`{each}`: {why}")
         hints += [probe.hint] if probe.hint else []
-    hint = hints[0] if hints else "--provider names another; see `runner doctor`"
+    hint = hints[0] if hints else "name another with --provider; see `runner doctor`"
     raise ProviderUnavailable(f"no provider could make the workspace: {'; '.join(refused)}", hint=hint)
 
 
@@ -69,7 +69,7 @@ def _unfit(probe: Probe, image: str | None, *, adopting: bool) -> str | None:
     if adopting and not probe.enforces(Feature.PROTECTED_PATHS):
         return "it cannot keep commands from changing `.git`"
     if image is None:
-        return "it makes workspaces of an image: name one with --image" if probe.needs_image else None
+        return "name one with --image: it makes workspaces from an image" if probe.needs_image else None
     return None if probe.enforces(Feature.BASE_IMAGE) else f"it has no images: {probe.missing[Feature.BASE_IMAGE]}"
 
 
@@ -91,7 +91,7 @@ def adoptable(settings: Settings, path: Path, rows: Sequence[WorkspaceRow]) -> P
     for row in rows:
         if row.path is not None and _overlap(real, Path(row.path)):
             hint = f"runner workspace show {row.id}"
-            raise BadDirectory(f"`{told}` is, is in or holds `{row.path}`, which is a workspace already", hint=hint)
+            raise BadDirectory(f"`{told}` overlaps with `{row.path}`, which is a workspace", hint=hint)
     if not os.path.lexists(real / ".git"):
         _check_no_repository(real, told)
     return real

@@ -77,7 +77,7 @@ def _code(ended: Exit) -> int:
     if ended.signal is not None:
         return 128 + ended.signal
     if ended.code is None:
-        raise ProviderFailed("nobody knows how the command ended")
+        raise ProviderFailed("it is not known how the command ended")
     return ended.code
 
 

@@ -12,6 +12,7 @@ import trio
 
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
+from runner.core.home import run_directory
 from runner.core.model import Lease
 from runner.core.settings import Settings
 from runner.events.events import WarningIssued
@@ -71,7 +72,7 @@ async def release(env: WorkspaceEnv, text: str) -> str:
         return f"workspace {row.id} is free"
     if row.run is not None:
         hint = f"runner recover {row.run}"
-        if is_locked(env.settings.home / "runs" / row.run):
+        if is_locked(run_directory(env.settings.home, row.run)):
             hint = f"wait, or `runner lease break {row.id} --yes`"
         raise LeaseHeld(f"workspace `{row.id}` is in use by {lease.holder}", hint=hint)
     async with hold(env, row, "release"):
@@ -153,4 +154,4 @@ def _state(lease: Lease, home: Path, now: int) -> LeaseState:
 def _lock(lease: Lease, home: Path) -> Path:
     """Return what the holder keeps locked: a run, or whoever recovers it, the run's directory."""
     _, of_run, run = f" {lease.holder}".rpartition(" run ")
-    return home / "runs" / run if of_run else lock_of(home, lease.workspace)
+    return run_directory(home, run) if of_run else lock_of(home, lease.workspace)

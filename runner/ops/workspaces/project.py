@@ -24,11 +24,11 @@ async def create_project(settings: Settings, project: ProjectRow) -> ProjectRow:
     async with open_state(settings) as store:
         for before in await store.projects():
             if before.name == project.name and before.manifest is None and (lost := _lost(before, project)):
-                raise UsageError(f"project `{project.name}` is there already, and would lose {lost}", hint=_KEEP)
+                raise UsageError(f"project `{project.name}` exists already, and would lose {lost}", hint=_KEEP)
         return await store.put_project(project)
 
 
-_KEEP = "say again what it has, besides what is new; or describe it by a manifest, which may say anything"
+_KEEP = "repeat what it has besides what is new, or describe it in a manifest"
 
 
 def _lost(before: ProjectRow, after: ProjectRow) -> str | None:
@@ -47,7 +47,7 @@ def new_project(
     Raises ``BadName``, and ``UsageError`` for a root that is not a directory and paths that cannot be protected.
     """
     if not is_name(name):
-        raise BadName(f"`{excerpt(name)}` cannot name a project", hint="small letters, digits, `-` and `.`")
+        raise BadName(f"`{excerpt(name)}` cannot name a project", hint="use small letters, digits, `-` and `.`")
     if not os.path.isdir(root):
         raise UsageError(f"`{excerpt(str(root))}` is not a directory")
     for path in protected:

@@ -23,6 +23,7 @@ from runner.artifacts.history import FILE, add_events, event_line
 from runner.artifacts.layout import write
 from runner.artifacts.run_lock import try_lock
 from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, WorkspaceLost
+from runner.core.home import workspaces_directory
 from runner.core.model import Fence, Handle, Lease
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -53,7 +54,7 @@ class WorkspaceEnv:
 
     def folder(self, id: str) -> Path:
         """Return the directory of a workspace's repository and lock, which commands never see."""
-        return self.settings.home / "workspaces" / id
+        return workspaces_directory(self.settings.home) / id
 
     def lock(self, id: str) -> Path:
         return lock_of(self.settings.home, id)
@@ -70,7 +71,7 @@ class WorkspaceEnv:
 
 def lock_of(home: Path, id: str) -> Path:
     """Return the directory that a holder outside of runs keeps locked."""
-    return home / "workspaces" / id / "lease"
+    return workspaces_directory(home) / id / "lease"
 
 
 @asynccontextmanager
@@ -180,7 +181,7 @@ async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, 
             locks.callback(os.close, await trio.to_thread.run_sync(replace_lock, env.lock(id)))
             return before
         if trio.current_time() > give_up:
-            raise LeaseHeld(f"workspace `{id}` is in use by a process that has no lease of it", hint="try again")
+            raise LeaseHeld(f"workspace `{id}` is in use by a process that has no lease on it", hint="try again")
         await trio.sleep(_PAUSE)
 
 
@@ -230,7 +231,7 @@ def _lock_tree(row: WorkspaceRow, holder: str, locks: ExitStack) -> None:
         fcntl.flock(tree, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if not is_locked_by(found, holder):
-            hint = "`runner workspace list` has its workspace, unless that is of another RUNNER_HOME"
+            hint = "look for its workspace with `runner workspace list`; it may be of another RUNNER_HOME"
             raise LeaseHeld(f"`{row.path}` is in use by another process", hint=hint) from None
 
 

@@ -30,6 +30,7 @@ from runner.core.errors import (
     UsageError,
     WorkspaceState,
 )
+from runner.core.home import workspace_directory
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits, SavedWork, Violation, WorkspaceStatus
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
@@ -132,8 +133,8 @@ def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
     if row.path is not None:
         return Path(row.path)
     if row.slot is not None:
-        return settings.home / "projects" / DEFAULT_PROJECT / "workspaces" / row.slot
-    own = settings.home / "projects" / row.project / "workspaces" / row.id
+        return workspace_directory(settings.home, DEFAULT_PROJECT, row.slot)
+    own = workspace_directory(settings.home, row.project, row.id)
     return own if row.run is None else next(settings.home.glob(f"projects/*/workspaces/{row.id}"), own)
 
 
@@ -156,7 +157,7 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
     ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
     """
     if options.path is not None and options.url is not None:
-        raise UsageError("a workspace is made from a directory or from a URL", hint="leave one of them out")
+        raise UsageError("a workspace is made from a directory or a URL, not both", hint="leave one of them out")
     if options.branch is not None and options.url is None:
         raise UsageError("--branch is the branch of a --url")
     settings = env.settings

@@ -51,13 +51,11 @@ async def take_commits(run: RunContext, mount_plan: MountPlan, policy: PathPolic
     if run.base is None or not await trio.to_thread.run_sync(_moved, handle.tree, run.base):
         return ""
     if run.secrets or _had_key(run):  # in what a later commit takes back, or in a message, one could be
-        await run.emit(
-            ev.AgentCommitsImported(withheld="the commits of a run with secrets are not looked through for them")
-        )
+        await run.emit(ev.AgentCommitsImported(withheld="the commits of a run with secrets are not searched for them"))
         return ", commits of the agent withheld"
     now = trio.current_time()
     until = min(now + SECONDS, now + (trio.current_effective_deadline() - now) / 2)
-    taken: ev.AgentCommitsImported | None = ev.AgentCommitsImported(withheld="they took too long")
+    taken: ev.AgentCommitsImported | None = ev.AgentCommitsImported(withheld="they were not done in time")
     quarantine = run.paths.quarantine
     try:
         with trio.move_on_at(until):

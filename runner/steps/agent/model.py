@@ -77,7 +77,7 @@ class Way:
             said = outcome.details if outcome.reason is Reason.TURNS else (f"the agent: {outcome.message}",)
             outcome = replace(verdict, details=(*verdict.details, *said))
         elif outcome.ok and not self.session.usage.requests:
-            outcome = failed(Reason.NO_EVIDENCE, "it says that it has finished, and its model was never asked")
+            outcome = failed(Reason.NO_EVIDENCE, "it says that it has finished, but its model was never asked")
         return replace(outcome, warnings=(*outcome.warnings, *self.session.warnings))
 
 

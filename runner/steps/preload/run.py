@@ -63,7 +63,7 @@ async def perform(body: PreloadBody, run: RunContext) -> Outcome:
         found["permissions"] = await _stated(run, await _content(file))
     for part in body.parts:
         if part not in found and not (part == "baseline" and body.asks):
-            lacking = f"there is no `{FILES[part]}` to send" if part in FILES else "there is no cluster to take it of"
+            lacking = f"there is no `{FILES[part]}` to send" if part in FILES else "there is no cluster to take it from"
             await _warn(run, PreloadMissing.code, f"`{part}` is not in the prompt: {lacking}")
     return await _assemble(found, whole, run)
 
@@ -138,7 +138,7 @@ async def _baseline(body: PreloadBody, run: RunContext, workspace: Workspace) ->
         *_options(body, run.plan.values.get("incident")),
     )
     if body.namespace is not None and not is_name(body.namespace):
-        message = f"`{excerpt(body.namespace)}` is no namespace, so the triage script is not told one"
+        message = f"`{excerpt(body.namespace)}` is not a namespace, so the triage script gets none"
         await _warn(run, BaselineFailed.code, message)
     output, error, end = await _printed(body, run, workspace, argv)
     text = cleaned(output)

@@ -33,7 +33,7 @@ async def perform(body: SaveBody, run: RunContext) -> Outcome:
     warnings += await trio.to_thread.run_sync(changed, run)
     scan = run.scan or await scan_tree(run, STEP, body.policies)
     if scan.truncated:
-        text = "the scan was cut short, so nothing of this tree can be let out; it is kept as it is"
+        text = "the scan did not finish, so nothing of this tree is given out; it is kept unchanged"
         return failed(Reason.POLICY, text, details=tuple(str(v) for v in scan.violations[:10]))
     if run.snapshot is None:
         snapshot, changes = await _unpublished(body, run)
@@ -42,7 +42,7 @@ async def perform(body: SaveBody, run: RunContext) -> Outcome:
         changes = await run.deps.git.changes(run.paths.repository, run.base, snapshot.commit)
     saved_work = replace(await _saved_work(run, snapshot, changes), outputs=outputs)
     if run.unchecked:
-        warnings += (f"nobody could look for secrets in what was saved: {', '.join(run.unchecked)}",)
+        warnings += (f"what was saved could not be searched for secrets: {', '.join(run.unchecked)}",)
     if saved_work.patch is not None:
         shown = await shown_by(run.deps.redact, run.paths.directory, saved_work.patch)
         warnings += tuple(f"{saved_work.patch} shows secret {name}, which the repository had before" for name in shown)

@@ -32,5 +32,5 @@ async def _flush(run: RunContext) -> None:
     except OSError as error:
         raise HostRefused(
             f"the disk of this host did not take all that was written in the workspace: {error.strerror}",
-            hint="make room, as with `runner gc`, and begin again: what is kept of this run may lack files or bytes",
+            hint="make room, as with `runner gc`, and start again: what is kept of this run may lack files or bytes",
         ) from error

@@ -113,7 +113,7 @@ def _gather(agent: ModelAgent, named: Sequence[str], run: RunContext, kept: _Kep
     wanted = {name for name in named if agent.is_transcript(name)}
     others = len({name for name in named if name}) - len(wanted)
     if others:
-        kept.warnings.append(f"{others} of the paths that it printed are no transcripts of {agent.program}")
+        kept.warnings.append(f"{others} of the paths that it printed are not transcripts of {agent.program}")
     if len(wanted) > _NAMED:
         kept.warnings.append(f"{len(wanted) - _NAMED} transcripts are left out: there are more than {_NAMED}")
     room = _ALL

@@ -20,7 +20,7 @@ from runner.steps.agent.commits import take_commits
 from runner.steps.snapshot.plan import SnapshotBody
 
 STEP = "snapshot"
-_EMPTY = "hint: write `snapshot: {allow_empty: true}` for work that may come to no change"
+_EMPTY = "hint: write `snapshot: {allow_empty: true}` if the work may change nothing"
 _TRAILERS = re.compile(r"\n\n(?:[A-Za-z0-9-]+: .*\n?)+\Z")
 
 

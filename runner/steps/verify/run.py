@@ -87,7 +87,7 @@ def check_report(wanted: ReportCheck, run: RunContext, results: Results, *, most
     for title in wanted.sections:
         body = bodies.get(known_as(title))
         filled = body is not None and not is_empty(body)
-        found = "" if filled or body is None else "nothing stands in it"
+        found = "" if filled or body is None else "it is empty"
         results.add(CheckKind.SECTION, f"report section `{title}`", filled, found)
 
 
@@ -166,7 +166,7 @@ async def _run_commands(
         words = f"`{command_words(check.argv)}`"
         seconds = check.timeout_seconds or math.inf
         if changed:
-            results.add(CheckKind.COMMAND, words, False, "not run, for the clean checkout was changed")
+            results.add(CheckKind.COMMAND, words, False, "not run, because the clean checkout was changed")
             continue
         since = written(logs)
         try:
@@ -198,5 +198,5 @@ async def discard_checkout(run: RunContext, step: str) -> None:
     path: Path = run.paths.checkout
     left = await trio.to_thread.run_sync(trees.remove, path)
     if left:
-        raise CleanUpIncomplete(f"the clean checkout is not gone: {left[0]}", hint=f"remove `{path}` yourself")
+        raise CleanUpIncomplete(f"the clean checkout was not removed: {left[0]}", hint=f"remove `{path}` yourself")
     await run.emit(ev.ResourceRemoved(step, "checkout", path.name))

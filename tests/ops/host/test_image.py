@@ -157,7 +157,7 @@ def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> Non
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "new").read_bytes() == context(ImageRecipe())
     for name in ("there", "link"):
-        with pytest.raises(ContextNotWritten, match="is there already"):
+        with pytest.raises(ContextNotWritten, match="exists already"):
             save_context(ImageRecipe(), tmp_path / name)
     with pytest.raises(ContextNotWritten, match="No such file or directory"):
         save_context(ImageRecipe(), tmp_path / "nowhere" / "new")
@@ -196,8 +196,8 @@ def test_a_tool_of_another_version_than_the_pinned_one_is_wrong() -> None:
     ("there", "told"),
     [
         ({"/skills/a": "1", "/runners/b": "2"}, "2 files, as this runner has them"),
-        ({"/skills/a": "1", "/runners/b": "0"}, "not those of this runner: /runners/b"),
-        ({"/runners/b": "2", "/runners/c": "3"}, "not those of this runner: /runners/c and 1 more"),
+        ({"/skills/a": "1", "/runners/b": "0"}, "these differ from this runner's: /runners/b"),
+        ({"/runners/b": "2", "/runners/c": "3"}, "these differ from this runner's: /runners/c and 1 more"),
     ],
     ids=["equal", "altered", "one lacks, one is too many"],
 )

@@ -55,7 +55,7 @@ def test_a_url_that_is_none_stops_only_who_needs_it_and_shows_no_password() -> N
     found = {key.agent: key.problem for key in agent_keys(bad)}
 
     assert found["claude"] is None
-    assert (found["codex"] or "").startswith("`RUNNER_OPENAI_URL` is `https://...@x.org/v1?...`; it takes an https URL")
+    assert (found["codex"] or "").startswith("`RUNNER_OPENAI_URL` is `https://...@x.org/v1?...`; write an https URL")
     assert ("RUNNER_OPENAI_URL", "https://...@x.org/v1?...", "environment") in bad.rows()
     with pytest.raises(UsageError, match="RUNNER_OPENAI_URL") as refused:
         ModelGateway(bad).check(ModelGrant(Api.OPENAI, ("gpt-4.1",)))

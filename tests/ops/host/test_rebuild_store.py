@@ -127,7 +127,7 @@ def test_no_evidence_goes_with_the_store_and_a_rebuilt_one_knows_all(
     assert ran.runner("runs", "list", "--output", "json").out == listed
     assert "+work" in ran.runner("runs", "patch", "last").out
     assert (ran.runner("recover").code, ran.runner("recover").out) == (0, "nothing to recover\n")
-    assert ran.runner("store", "rebuild").out == "nothing is lacking\n"
+    assert ran.runner("store", "rebuild").out == "nothing is missing\n"
     assert files_of(ran) == evidence
     kept = list(state(ran).glob("state.db.damaged-*"))
     assert bool(kept) is (lose not in (remove, put_back))
@@ -184,7 +184,7 @@ def test_a_run_that_lives_is_not_rebuilt_under(project: Project) -> None:
         done = project.runner("store", "rebuild")
 
         (project.home / "aside").rename(state(project) / "state.db")
-        assert (known.code, known.out) == (0, "nothing is lacking\n")
+        assert (known.code, known.out) == (0, "nothing is missing\n")
         assert done.code == 5
         assert process.poll() is None
 

@@ -226,7 +226,7 @@ def test_work_that_another_process_is_at_is_left_to_it(here: Here) -> None:
     os.close(held)
     free = here.runner("resume", "last")
 
-    assert (busy.code, "error[store.run-unfinished]: another process is at run" in busy.err) == (5, True)
+    assert (busy.code, "error[store.run-unfinished]: another process is working on run" in busy.err) == (5, True)
     assert free.code == 1
     assert f"   resumes {record['id']}" in free.out
 
@@ -243,7 +243,7 @@ def test_what_is_not_there_any_more_is_said_and_nothing_started(here: Here, repo
         done = here.runner("resume", "last")
         assert done.code == 7, name
         assert "error[run.work-missing]" in done.err, name
-        assert "= hint: `runner apply` starts it anew" in done.err, name
+        assert "= hint: start it anew: runner apply" in done.err, name
         assert len(list((state / "runs").glob("*"))) <= 1, name
         shutil.rmtree(state)
         shutil.copytree(here.home / "copy", state)
@@ -336,7 +336,7 @@ def test_a_provider_that_has_become_weaker_does_not_go_on(host_without_user_name
     done = project.runner("resume", "last")
 
     assert done.code == 2
-    assert "error[plan.stale]: `local` is not available any more" in done.err
+    assert "error[plan.stale]: `local` is no longer available" in done.err
 
 
 @pytest.mark.nightly

@@ -93,7 +93,7 @@ async def answering(status: bytes, tools: Path) -> PreflightCheck:
     [
         (b"401 Unauthorized", False, "ANTHROPIC_API_KEY is refused by 127.0.0.1 (401)"),
         (b"403 Forbidden", False, "ANTHROPIC_API_KEY is refused by 127.0.0.1 (403)"),
-        (b"503 Busy", None, "127.0.0.1 answers 503: nobody knows about ANTHROPIC_API_KEY"),
+        (b"503 Busy", None, "127.0.0.1 answers 503, which says nothing about ANTHROPIC_API_KEY"),
     ],
 )
 async def test_a_key_is_judged_by_its_provider(tools: Path, status: bytes, good: bool | None, words: str) -> None:

@@ -205,8 +205,12 @@ REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "alert and system prompt": (("--alert", "-", "-s", "-"), {}, "the alert and the system prompt both ask"),
     "no alert": (("--alert", "/nonexistent"), {}, "cannot be read"),
     "an alert of nothing": (("--alert", "-"), {}, "--alert from standard input is not an alert: no label"),
-    "namespace": (("--namespace", "P_ X"), {}, "--namespace: `P_ X` is no namespace of Kubernetes"),
-    "resource that is an option": (("--namespace", "x", "--resource", "pod/--help"), {}, "`--help` is no name"),
+    "namespace": (("--namespace", "P_ X"), {}, "--namespace: `P_ X` is not a Kubernetes namespace"),
+    "resource that is an option": (
+        ("--namespace", "x", "--resource", "pod/--help"),
+        {},
+        "`--help` is not a Kubernetes name",
+    ),
     "image without images": (("--provider", "local", "-i", "x"), {}, "has no images"),
     "system prompt": (("-s", "/nonexistent"), {}, "cannot be read"),
 }

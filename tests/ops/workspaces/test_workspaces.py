@@ -159,8 +159,8 @@ async def test_what_cannot_be_adopted_is_refused_before_anything_is_made(env: Wo
     (inner / "sub").mkdir()
     git(inner.parent, "init", "-q", "--bare", "bare.git")
     refused = {
-        house.theirs: "is a workspace already",
-        house.theirs / "src": "is a workspace already",
+        house.theirs: "is a workspace",
+        house.theirs / "src": "is a workspace",
         house.theirs.parent: "RUNNER_HOME",
         state: "RUNNER_HOME",
         house.theirs / "kept": "not a directory",
@@ -289,7 +289,7 @@ async def test_no_more_workspaces_are_made_than_there_may_be(house: House) -> No
             await ws.create(env, WorkspaceOptions())
 
         assert (len(refused), len(await env.store.workspaces())) == (1, 3)
-        assert f"idle for longest: {second.id}, {first.id}, " in str(over.value.hint)
+        assert f"longest idle first: {second.id}, {first.id}, " in str(over.value.hint)
         assert "set `WORKSPACE_MAX` higher" in str(over.value.hint)
         await ws.destroy(env, second.id)
         await ws.create(env, WorkspaceOptions())
