@@ -70,7 +70,7 @@ class Host:
         self.printed += done.stdout
         return done.returncode
 
-    def given(self, *names: str) -> None:
+    def give_to_user(self, *names: str) -> None:
         """What was made here becomes the user's."""
         if os.geteuid() == 0:
             subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", *(self.folder / name for name in names)], check=True)
@@ -118,13 +118,13 @@ def committed(host: Host, *, check: str = "[cat, made]", provider: str = "local"
     git(host.checkout, "init", "-q", "-b", "main")
     git(host.checkout, "add", ".")
     git(host.checkout, "commit", "-q", "-m", "first")
-    host.given("home", "temp", "checkout")
+    host.give_to_user("home", "temp", "checkout")
 
 
 # --- GitHub ----------------------------------------------------------------------------------------
 
 
-def looked_up(name: str, host: Host, env: Mapping[str, str]) -> str:
+def look_up(name: str, host: Host, env: Mapping[str, str]) -> str:
     """The value of a context as GitHub has it; what is not there is empty."""
     match name.split("."):
         case ["inputs", key]:
@@ -136,10 +136,10 @@ def looked_up(name: str, host: Host, env: Mapping[str, str]) -> str:
     raise AssertionError(f"an expression that the simulation does not know: {name}")
 
 
-def wanted(condition: str, host: Host, failed: bool) -> bool:
+def is_wanted(condition: str, host: Host, failed: bool) -> bool:
     *before, comparison = condition.split(" && ")
     name, operator, literal = comparison.split(" ")
-    equal = looked_up(name, host, {}) == literal.strip("'")
+    equal = look_up(name, host, {}) == literal.strip("'")
     return (equal if operator == "==" else not equal) and (not failed or before == ["always()"])
 
 
@@ -148,11 +148,11 @@ def act(host: Host, **inputs: str) -> int:
     host.inputs = inputs
     ended = 0
     for number, step in enumerate(STEPS):
-        if not wanted(step.get("if", "inputs.version != ''"), host, failed=ended != 0):
+        if not is_wanted(step.get("if", "inputs.version != ''"), host, failed=ended != 0):
             continue
 
         def said(text: str) -> str:
-            return SAID.sub(lambda found: looked_up(found[1], host, {}), text)
+            return SAID.sub(lambda found: look_up(found[1], host, {}), text)
 
         if "uses" in step:
             if step["uses"].startswith("actions/cache@"):
@@ -163,7 +163,7 @@ def act(host: Host, **inputs: str) -> int:
         files = {name: host.folder / "temp" / f"{name}-{number}" for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
         for file in files.values():
             file.write_text("")
-        host.given("temp")
+        host.give_to_user("temp")
         env = {name: said(value) for name, value in step.get("env", {}).items()}
         env |= {name: str(file) for name, file in files.items()}
         env |= {
@@ -282,7 +282,7 @@ def test_a_pull_request_of_a_fork_gets_nothing_of_the_host(
 def test_a_release_is_cached_and_anything_else_is_not(version: str, package: str, release: str, host: Host) -> None:
     output = host.folder / "temp" / "output"
     output.write_text("")
-    host.given("temp")
+    host.give_to_user("temp")
 
     env = {"VERSION": version, "GITHUB_OUTPUT": str(output), "RUNNER_TEMP": str(host.folder / "temp")}
     assert host.bash(STEPS[0]["run"], env=env) == 0
@@ -318,7 +318,7 @@ def test_where_ubuntu_forbids_namespaces_only_this_bubblewrap_gets_them(host: Ho
 # --- GitLab ----------------------------------------------------------------------------------------
 
 
-def spent(host: Host, **variables: str) -> int:
+def run_gitlab_job(host: Host, **variables: str) -> int:
     """Carry out the template's job: its script, then in a shell of its own what comes after."""
     given = {"CI": "true", "GITLAB_CI": "true", "CI_PROJECT_URL": "https://gitlab.example/team/project"}
     given |= {"CI_PROJECT_ID": "1", "CI_COMMIT_SHA": git_head(host), "CI_COMMIT_BRANCH": "main"}
@@ -335,7 +335,7 @@ def spent(host: Host, **variables: str) -> int:
 def test_the_gitlab_template_applies_and_keeps_the_evidence(host: Host) -> None:
     committed(host)
 
-    assert spent(host) == 0, host.printed
+    assert run_gitlab_job(host) == 0, host.printed
     assert "SUCCEEDED work" in host.printed
     evidence = host.checkout / "runner-evidence"
     assert TEMPLATE["artifacts"] == {
@@ -350,5 +350,5 @@ def test_the_gitlab_template_applies_and_keeps_the_evidence(host: Host) -> None:
 def test_a_merge_request_of_another_project_gets_nothing_of_the_host(host: Host) -> None:
     committed(host, provider="process")
 
-    assert spent(host, CI_MERGE_REQUEST_SOURCE_PROJECT_ID="2") == 3
+    assert run_gitlab_job(host, CI_MERGE_REQUEST_SOURCE_PROJECT_ID="2") == 3
     assert "error[policy.isolation]" in host.printed

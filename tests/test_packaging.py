@@ -44,17 +44,17 @@ def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     return unpack(wheels[platform.machine()], tmp_path_factory.mktemp("site"))
 
 
+def python(installed: Path, *words: str | Path, cwd: Path = Path("/"), **env: str) -> subprocess.CompletedProcess[str]:
+    """The interpreter with the wheel on its path and nothing of this checkout."""
+    command = [sys.executable, *map(str, words)]
+    env = {"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin", **env}
+    return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True)
+
+
 def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Path) -> None:
     folders = ("schemas", "manifests", "runners", "skills")
     program = f"from runner.core.settings import shipped; print(*(shipped(folder) for folder in {folders}))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(installed)},
-        cwd="/",
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = python(installed, "-c", program)
 
     found = [Path(word) for word in done.stdout.split()]
     assert all(folder.is_relative_to(installed) and any(folder.iterdir()) for folder in found)
@@ -66,13 +66,7 @@ def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Pat
 def test_the_command_works_from_the_wheel(installed: Path) -> None:
     quickstart = installed / "runner" / "_files" / "manifests" / "quickstart"
 
-    done = subprocess.run(
-        [sys.executable, "-m", "runner", "validate", str(quickstart)],
-        env={"PYTHONPATH": str(installed), "HOME": "/nonexistent"},
-        cwd="/",
-        capture_output=True,
-        text=True,
-    )
+    done = python(installed, "-m", "runner", "validate", quickstart, HOME="/nonexistent")
 
     assert (done.returncode, done.stdout) == (0, "5 documents fine\n"), done.stderr
 
@@ -82,9 +76,7 @@ def test_the_quickstart_of_the_wheel_runs_where_it_is_copied_to(installed: Path,
     before = {path: path.stat().st_mtime_ns for path in shipped.rglob("*")}
 
     def runner(*words: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "runner", *map(str, words)]
-        env = {"PYTHONPATH": str(installed), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+        return python(installed, "-m", "runner", *words, cwd=tmp_path, HOME=str(tmp_path))
 
     refused = runner("apply", shipped)
     copied = runner("init", "--quickstart", "first")
@@ -176,9 +168,7 @@ def test_another_system_gets_a_sentence(start: str, system: str, way: str, insta
     """As far as it can be shown here: with another name of the system, and without what only Unix has."""
     absent = "sys.modules.update(dict.fromkeys(('fcntl', 'grp', 'pwd', 'resource', 'termios')))"
     launcher = f"import runpy, sys; {absent}; sys.platform = {system!r}; {start}"
-    done = subprocess.run(
-        [sys.executable, "-c", launcher], env={"PYTHONPATH": str(installed)}, cwd="/", capture_output=True, text=True
-    )
+    done = python(installed, "-c", launcher)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error[host.not-linux]: runner works on Linux only, and this is `{system}`\n")
@@ -205,16 +195,9 @@ def test_every_module_of_the_wheel_is_imported_without_what_builds_it(installed:
         "    module.name == 'runner.__main__' or importlib.import_module(module.name)\n"
         "print(*(name for name in ('runner.guest.build', 'hatchling', 'ziglang') if name in sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(installed)},
-        cwd="/",
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = python(installed, "-c", program)
 
-    assert done.stdout == "\n"
+    assert done.stdout == "\n", done.stderr
 
 
 def test_the_doctor_names_another_distribution_that_has_a_package_runner(installed: Path, tmp_path: Path) -> None:
@@ -224,13 +207,7 @@ def test_the_doctor_names_another_distribution_that_has_a_package_runner(install
     (rival / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 1.0\n")
     (rival / "RECORD").write_text("runner/__init__.py,,\nrival-1.0.dist-info/METADATA,,\n")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "runner", "doctor"],
-        env={"PYTHONPATH": f"{installed}:{tmp_path}", "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        cwd="/",
-        capture_output=True,
-        text=True,
-    )
+    done = python(installed, "-m", "runner", "doctor", PYTHONPATH=f"{installed}:{tmp_path}", HOME=str(tmp_path))
 
     assert "✗ package    `rival` has a package `runner` too" in done.stdout, done.stderr
     assert f"= hint: install runner by itself: `pipx install {DISTRIBUTION}`" in done.stdout

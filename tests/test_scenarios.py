@@ -135,21 +135,10 @@ def test_a_session_says_what_it_did_not_show(tmp_path: Path, workers: str, ci: s
         "claims.claimed = lambda: {**dict.fromkeys(('WSM-15', 'WSM-16', 'WSM-17', 'WSM-19', 'WSM-21'), 'all'),"
         " 'LIF-25': ['local', 'docker']}\n"
     )
-    options = [
-        "-q",
-        "-p",
-        "tests.support.claims",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        workers,
-        "-c",
-        str(ROOT / "pyproject.toml"),
-    ]
+    options = f"-q -p tests.support.claims -p no:cacheprovider -n {workers} -c {ROOT}/pyproject.toml".split()
     command = [sys.executable, "-m", "pytest", *options, "-m", "not nightly", "--check-scenarios=claims", str(tmp_path)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "CI": ci}, check=False
-    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": ci}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
 
     said = {line for line in done.stdout.splitlines() if "not shown" in line or "runs on a" in line}
     assert done.returncode == 1

@@ -15,7 +15,7 @@ import subprocess
 import tarfile
 import tempfile
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ import runner.agents
 from runner.core import plugins
 from runner.core.model import Reason
 from runner.core.nurseries import open_services
-from runner.core.settings import Settings
 from runner.events.record import RunRecord
 from runner.fake_model.provider import FakeModel, serve_fake_model
 from runner.fake_model.script import Fail, Turn
@@ -40,7 +39,7 @@ from runner.ports.gateway import Api
 from runner.steps.agent.model import MODEL_BUSY
 from tests.support import components, dockerd
 from tests.support.needs import AGENTS
-from tests.support.situations import Project, document, git
+from tests.support.situations import Project, document, git, outcome_of, write_files
 
 PLACE = components.AGENTS
 
@@ -84,7 +83,7 @@ def places_with(key: str, below: Path) -> list[str]:
 
 
 @asynccontextmanager
-async def overheard(port: int, heard: bytearray) -> AsyncIterator[int]:
+async def tap_port(port: int, heard: bytearray) -> AsyncIterator[int]:
     """A port that leads to another one, and keeps what is sent there."""
 
     async def pipe(source: trio.SocketStream, target: trio.SocketStream, kept: bytearray) -> None:
@@ -122,16 +121,15 @@ def open_toolchain(toolchain: Path) -> Iterator[Path]:
 
 async def work_off(project: Project, name: str, turns: Sequence[Turn], heard: bytearray) -> RunRecord:
     """Apply the project with the key of one CLI and these turns in its provider's place, which keeps what it hears."""
-    async with serve_fake_model(turns) as port, overheard(port, heard) as front:
-        return await applied(project, name, front)
+    async with serve_fake_model(turns) as port, tap_port(port, heard) as front:
+        return await apply_at(project, name, front)
 
 
-async def applied(project: Project, name: str, port: int) -> RunRecord:
+async def apply_at(project: Project, name: str, port: int) -> RunRecord:
     """Apply the project with the key of one CLI, and every provider at a port of this host."""
     url = f"http://127.0.0.1:{port}"
-    env = {"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin", CLIS[name][0]: KEY, **project.env}
-    env |= {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
-    settings = Settings.from_env(env)
+    urls = {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
+    settings = project.settings(**{CLIS[name][0]: KEY}, **project.env, **urls)
     (record,) = await apply(await make_plan(project.folder, settings), settings, [])
     return record
 
@@ -176,7 +174,7 @@ async def test_a_turn_with_a_tool_is_worked_off_and_the_key_is_nowhere(
 
     record = await work_off(project, name, [Turn(run=WORK), Turn(say="All done.")], heard)
 
-    directory = project.home / "state" / "runs" / record.id
+    directory = project.directory(record)
     said = [(directory / "logs" / f"agent.{stream}").read_text()[-3000:] for stream in ("stdout", "stderr")]
     assert record.exit_code == 0, (record.outcome, *said)
     agent = record.steps["agent"].outcome
@@ -227,10 +225,9 @@ async def test_an_agent_with_the_key_goes_where_this_host_has_its_api(
     turns = [Turn(run="echo made > $RUNNER_OUTPUT/made"), Turn(say="All done.")]
     record = await work_off(project, name, turns, heard)
 
-    directory = project.home / "state" / "runs" / record.id
+    directory = project.directory(record)
     said = [(directory / "logs" / f"agent.{stream}").read_text()[-3000:] for stream in ("stdout", "stderr")]
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (record.exit_code, outcome.message) == (0, "All done."), said
     assert (directory / "output" / "made").read_text() == "made\n"
     assert CLIS[name][1].lower() in heard.decode(errors="replace").lower()
@@ -274,9 +271,8 @@ def hostile(project: Project, name: str) -> None:
         },
     }
     repo = project.folder / "repo"
-    for path, content in {**files[name], "said": ""}.items():
-        (repo / path).parent.mkdir(parents=True, exist_ok=True)
-        (repo / path).write_text(content if isinstance(content, str) else json.dumps(content))
+    written = {**files[name], "said": ""}.items()
+    write_files(repo, {path: text if isinstance(text, str) else json.dumps(text) for path, text in written})
     git(repo, "init", "-q", "-b", "main")
     git(repo, "add", "-A")
     git(repo, "commit", "-q", "-m", "first")
@@ -300,12 +296,11 @@ async def test_a_tool_that_is_not_in_the_list_is_refused_and_nothing_runs(
 
     record = await work_off(project, name, [Turn.model_validate({"call": call}), Turn(say="Done.")], heard)
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert outcome.reason is Reason.DENIED, outcome
     assert record.commands is not None
     assert (record.commands.executed, record.commands.denied) == (0, 1)
-    assert not (project.home / "state" / "runs" / record.id / "output" / "ran").exists()
+    assert not (project.directory(record) / "output" / "ran").exists()
 
 
 @pytest.mark.nightly
@@ -360,8 +355,7 @@ async def test_what_goes_wrong_with_the_model_ends_the_step_with_its_reason(
 
     record = await work_off(project, name, [turn] * 20, bytearray())
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert outcome.reason in reasons, outcome
     assert record.exit_code == (124 if outcome.reason is Reason.TIMEOUT else 1)
     seconds = record.steps["agent"].seconds
@@ -405,10 +399,9 @@ async def test_every_model_that_a_cli_offers_works(project: Project, toolchain: 
 
     record = await work_off(project, name, turns, bytearray())
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (record.exit_code, outcome.message) == (0, "All done."), outcome
-    assert (project.home / "state" / "runs" / record.id / "output" / "made").read_text() == "made\n"
+    assert (project.directory(record) / "output" / "made").read_text() == "made\n"
 
 
 @pytest.mark.nightly
@@ -422,8 +415,7 @@ async def test_a_model_in_whose_place_the_cli_asks_for_another_is_told(
 
     record = await work_off(project, "gemini", [Turn(say="All done.")], bytearray())
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (outcome.reason, outcome.message) == (
         Reason.MODEL,
         f"the model `{asked}` is not granted to this run, only: {model}",
@@ -490,7 +482,7 @@ def nonsense(name: str, pieces: Pieces) -> Pieces:
 @asynccontextmanager
 async def serve_ends(name: str, turns: Sequence[Turn], change: Callable[[str, Pieces], Pieces]) -> AsyncIterator[int]:
     """A port with a double whose answers that say ``FINAL`` end as ``change`` has it."""
-    api, large = _API[name], trio.Semaphore(LARGE_PLACES)
+    api = _API[name]
     double = FakeModel(api, turns)
 
     async def answer(request: Request, reply: Response) -> None:
@@ -504,6 +496,15 @@ async def serve_ends(name: str, turns: Sequence[Turn], change: Callable[[str, Pi
             await reply.start(answered.status, headers)
             for piece in pieces:
                 await reply.send(piece)
+
+    async with serving(answer) as port:
+        yield port
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[Request, Response], Awaitable[None]]) -> AsyncIterator[int]:
+    """A port where every request gets this answer."""
+    large = trio.Semaphore(LARGE_PLACES)
 
     async def serve(stream: trio.SocketStream) -> None:
         with suppress(trio.BrokenResourceError):
@@ -542,13 +543,12 @@ async def test_work_whose_last_answer_is_no_whole_one_is_no_success(
     turns = [Turn(run="echo draft > $RUNNER_OUTPUT/investigation.md"), *[Turn(say=FINAL.decode())] * 20]
 
     async with serve_ends(name, turns, change) as port:
-        record = await applied(project, name, port)
+        record = await apply_at(project, name, port)
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (outcome.reason, words in outcome.message) == (reason, True), outcome
     assert record.exit_code == 1
-    assert (project.home / "state" / "runs" / record.id / "output" / "investigation.md").exists()
+    assert (project.directory(record) / "output" / "investigation.md").exists()
 
 
 @pytest.mark.nightly
@@ -559,8 +559,7 @@ async def test_a_loop_that_gemini_stops_is_no_success(project: Project, toolchai
 
     record = await work_off(project, "gemini", turns, bytearray())
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (outcome.reason, outcome.message) == (Reason.CUT_OFF, "Loop detected, stopping execution")
 
 
@@ -586,19 +585,13 @@ async def answering(spoken: AgentWords | None) -> AsyncIterator[int]:
         yield 1
         return
     status, headers, body = spoken
-    large = trio.Semaphore(LARGE_PLACES)
 
     async def answer(request: Request, reply: Response) -> None:
         await (reply.start(status, headers) if status else trio.sleep_forever())
         await reply.send(body)
 
-    async def serve(stream: trio.SocketStream) -> None:
-        with suppress(trio.BrokenResourceError):
-            await serve_http(stream, answer, large)
-
-    async with open_services() as services:
-        listeners = await services.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
-        yield listeners[0].socket.getsockname()[1]
+    async with serving(answer) as port:
+        yield port
 
 
 @pytest.mark.slow
@@ -612,36 +605,42 @@ async def test_a_model_that_is_away_is_why_the_step_ends(
     write(project, f"agent: {name}\ntimeouts: {{agent: 25s}}", PLACES["local"].format(toolchain))
 
     async with answering(spoken) as port:
-        record = await applied(project, name, port)
+        record = await apply_at(project, name, port)
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (outcome.reason, record.exit_code, words in outcome.message) == (reason, code, True), outcome
-    said = (project.home / "state" / "runs" / record.id / "logs" / "agent.stdout").read_text()
+    said = (project.directory(record) / "logs" / "agent.stdout").read_text()
     assert not re.search("authenticat|log ?in|API key", said, re.IGNORECASE), said[-3000:]
 
 
+BUSY = Turn.model_validate({"fail": {"status": 429, "message": "slow down", "retry_after": "12s"}})
+# what a CLI bears: turns, and how often its model was asked again
+BORNE = {
+    "busy for a while": ([Turn(run="true"), BUSY], 1),
+    "a command that prints a lot": ([Turn(run="head -c 3000000 /dev/zero | tr '\\0' x | fold -w 100")], 0),
+}
+
+
 @pytest.mark.nightly
+@pytest.mark.parametrize("what", BORNE)
 @pytest.mark.parametrize("name", CLIS)
-async def test_a_model_that_is_busy_for_a_while_is_waited_for(project: Project, toolchain: Path, name: str) -> None:
-    write(project, f"agent: {name}\ntimeouts: {{agent: 90s}}", PLACES["local"].format(toolchain))
-    busy = Turn.model_validate({"fail": {"status": 429, "message": "slow down", "retry_after": "12s"}})
-    turns = [Turn(run="true"), busy, Turn(say="All done.")]
+async def test_what_a_cli_bears_costs_nothing_of_the_end(
+    project: Project, toolchain: Path, name: str, what: str
+) -> None:
+    turns, waits = BORNE[what]
+    write(project, f"agent: {name}\ntimeouts: {{agent: 100s}}", PLACES["local"].format(toolchain))
 
-    record = await work_off(project, name, turns, bytearray())
+    record = await work_off(project, name, [*turns, Turn(say="All done.")], bytearray())
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (record.exit_code, outcome.message) == (0, "All done."), outcome
-    assert [code for code, _ in record.warnings if code == MODEL_BUSY] == [MODEL_BUSY]
+    assert [code for code, _ in record.warnings].count(MODEL_BUSY) == waits
 
 
 async def test_node_writes_all_that_it_says_before_it_ends_itself(toolchain: Path, tmp_path: Path) -> None:
     """As Gemini CLI does, whose last line says whether it has finished: a pipe holds 64 KiB of them."""
     prepared = plugins.load(runner.agents, "gemini").agent.set_up(ModelAccess("m", "k", home=str(tmp_path)))
-    for place, text in prepared.files.items():
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_text(text)
+    write_files(tmp_path, prepared.files)
     says = "console.log('x'.repeat(3e6)); console.log(process.env.NODE_OPTIONS ?? 'unset'); process.exit(0)"
     env = {"PATH": str(toolchain / "bin"), "NODE_OPTIONS": prepared.env["NODE_OPTIONS"]}
     program = [str(toolchain / "bin" / "node"), "-e", says]
@@ -653,18 +652,3 @@ async def test_node_writes_all_that_it_says_before_it_ends_itself(toolchain: Pat
         heard = b"".join([chunk async for chunk in process.stdout])
 
     assert (len(heard), heard[-7:]) == (3_000_007, b"\nunset\n")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", CLIS)
-async def test_a_command_that_prints_a_lot_takes_nothing_of_the_end(
-    project: Project, toolchain: Path, name: str
-) -> None:
-    write(project, f"agent: {name}\ntimeouts: {{agent: 100s}}", PLACES["local"].format(toolchain))
-    much = Turn(run="head -c 3000000 /dev/zero | tr '\\0' x | fold -w 100")
-
-    record = await work_off(project, name, [much, Turn(say="All done.")], bytearray())
-
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
-    assert (record.exit_code, outcome.message) == (0, "All done."), outcome

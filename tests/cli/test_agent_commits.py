@@ -9,22 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.bad_input import say
-from tests.support.situations import Project, git, step
+from tests.support.situations import IDENTITY, REPO, Project, git, step
 
-LOCAL = "repo_source: {type: local, path: repo}"
-AGENT = "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b\n"
 TWO = "echo 1 > one; git add -A; git commit -qm 'first of mine'; echo 2 > one; git commit -qam 'second of mine'\n"
 
 
 def test_the_agents_own_history_becomes_a_branch_when_asked_for(project: Project, repository: Path) -> None:
-    project.script(AGENT + TWO, workspace=LOCAL)
+    project.script(IDENTITY + TWO, workspace=REPO)
     base = git(repository, "rev-parse", "HEAD")
 
-    done, record = project.apply()
+    record = project.succeed()
     whole = say(project, "runs", "branch", "last", "--unverified", "--name", "whole")
     said = say(project, "runs", "branch", "last", "--unverified", "--commits", "--name", "own")
 
-    assert done.code == 0, done.out + done.err
     commits = record["commits"]
     bundle = project.directory(record) / commits["bundle"]
     assert (commits["count"], commits["tree"], commits["withheld"]) == (2, record["snapshot"]["tree"], "")
@@ -39,7 +36,7 @@ def test_the_agents_own_history_becomes_a_branch_when_asked_for(project: Project
 
 
 def test_no_commits_are_no_commits(project: Project, repository: Path) -> None:
-    project.script("echo 1 > one; git add one", workspace=LOCAL)
+    project.script("echo 1 > one; git add one", workspace=REPO)
 
     done, record = project.apply()
     said = say(project, "runs", "branch", "last", "--unverified", "--commits")
@@ -49,53 +46,40 @@ def test_no_commits_are_no_commits(project: Project, repository: Path) -> None:
 
 
 def test_commits_that_are_not_all_of_the_work_are_kept_and_not_delivered(project: Project, repository: Path) -> None:
-    project.script(f"{AGENT}{TWO}echo 3 > one", workspace=LOCAL)
+    project.script(f"{IDENTITY}{TWO}echo 3 > one", workspace=REPO)
 
-    done, record = project.apply()
+    record = project.succeed()
     said = say(project, "runs", "branch", "last", "--unverified", "--commits")
 
-    assert done.code == 0, done.out + done.err
     assert (project.directory(record) / record["commits"]["bundle"]).is_file()
     assert (said.code, said.errors) == (2, ["deliver.commits-differ"])
     assert say(project, "runs", "branch", "last", "--unverified").code == 0
 
 
-@pytest.mark.parametrize(
-    ("script", "rule"),
-    [
-        pytest.param(
-            "echo TOKEN=1 > .env; git add -f .env; git commit -qm a; git rm -q .env", "forbidden", id="secret"
-        ),
-        pytest.param(
-            "head -c 2000 /dev/zero > a; git add a; git commit -qm a; git rm -q a", "max-file-size", id="size"
-        ),
-        pytest.param(
-            "ln -s /etc/passwd a; git add a; git commit -qm a; git rm -q a",
-            "link-outside",
-            id="link",
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            "git update-index --cacheinfo 100644,$(git hash-object -w one),src/app.sh; git commit -qm a; "
-            "git reset -q --soft HEAD; git add -A",
-            "protected",
-            id="protected",
-        ),
-    ],
-)
+TAKEN_BACK = {
+    "secret": ("echo TOKEN=1 > .env; git add -f .env; git commit -qm a; git rm -q .env", "forbidden"),
+    "size": ("head -c 2000 /dev/zero > a; git add a; git commit -qm a; git rm -q a", "max-file-size"),
+    "protected": (
+        "git update-index --cacheinfo 100644,$(git hash-object -w one),src/app.sh; git commit -qm a; "
+        "git reset -q --soft HEAD; git add -A",
+        "protected",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "rule"), TAKEN_BACK.values(), ids=TAKEN_BACK)
 def test_what_a_later_commit_takes_back_still_breaks_policy(
     project: Project, repository: Path, script: str, rule: str
 ) -> None:
     project.script(
-        f"{AGENT}{TWO}{script}; git commit -qm 'as if nothing had been'",
-        workspace=f"{LOCAL}\nprotected_paths: [src]",
+        f"{IDENTITY}{TWO}{script}; git commit -qm 'as if nothing had been'",
+        workspace=f"{REPO}\nprotected_paths: [src]",
         policy="max_file_size: 1000",
     )
 
-    done, record = project.apply()
+    record = project.succeed()
     said = say(project, "runs", "branch", "last", "--unverified", "--commits")
 
-    assert done.code == 0, done.out + done.err
     assert record["violations"] == []
     assert [violation["rule"].split(":")[0] for violation in record["commits"]["violations"]][:1] == [rule]
     assert "of the agent withheld" in step(record, "snapshot")["outcome"]["message"]
@@ -104,28 +88,21 @@ def test_what_a_later_commit_takes_back_still_breaks_policy(
     assert say(project, "runs", "branch", "last", "--unverified").code == 0
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        pytest.param(
-            "git checkout -q --orphan x; git commit -qm x", "not all of the commits are built on", id="orphan"
-        ),
-        pytest.param("git reset -q --soft HEAD~2; git commit -q --amend -m x", "not all of the commits", id="amended"),
-        pytest.param("rm -rf .git; ln -s /etc .git", "git inside exited 128", id="a link", marks=pytest.mark.nightly),
-        pytest.param(
-            "rm -rf .git; git init -q", "git inside exited 128", id="another repository", marks=pytest.mark.nightly
-        ),
-        pytest.param("git config core.repositoryFormatVersion 99", "git inside exited 128", id="of no version"),
-    ],
-)
+ELSEWHERE = {
+    "orphan": ("git checkout -q --orphan x; git commit -qm x", "not all of the commits are built on"),
+    "amended": ("git reset -q --soft HEAD~2; git commit -q --amend -m x", "not all of the commits"),
+    "of no version": ("git config core.repositoryFormatVersion 99", "git inside exited 128"),
+}
+
+
+@pytest.mark.parametrize(("script", "words"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_a_history_that_is_not_on_the_base_is_withheld(
     project: Project, repository: Path, script: str, words: str
 ) -> None:
-    project.script(f"{AGENT}{TWO}{script}", workspace=LOCAL)
+    project.script(f"{IDENTITY}{TWO}{script}", workspace=REPO)
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert words in record["commits"]["withheld"]
     assert not list(project.directory(record).glob("*.bundle"))
 
@@ -133,25 +110,24 @@ def test_a_history_that_is_not_on_the_base_is_withheld(
 def test_what_an_agents_git_starts_reaches_neither_tree_nor_output(project: Project, repository: Path) -> None:
     """Its git is asked where the agent ran, in a tree that is thrown away."""
     project.script(
-        f"""{AGENT}{TWO}
+        f"""{IDENTITY}{TWO}
         printf '#!/bin/sh\\ntouch /workspace/canary\\ntouch /output/canary\\nexit 1\\n' > .git/evil; chmod +x .git/evil
         for key in core.fsmonitor core.sshCommand core.pager uploadpack.packObjectsHook diff.external; do
             git config $key /workspace/.git/evil
         done
         """,
-        workspace=LOCAL,
+        workspace=REPO,
     )
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert record["commits"]["count"] == 2
     assert "canary" not in json.dumps(record)
 
 
 def test_uncommitted_files_of_the_user_are_no_base_for_commits(project: Project, repository: Path) -> None:
     (repository / "README").write_text("dirty\n")
-    project.script(AGENT + TWO, workspace="repo_source: {type: local, path: repo, include_dirty: true}")
+    project.script(IDENTITY + TWO, workspace="repo_source: {type: local, path: repo, include_dirty: true}")
 
     done, record = project.apply()
 

@@ -37,7 +37,7 @@ def test_the_image_has_each_tool_of_its_version_the_skill_and_the_sub_runners(pr
     assert found["helm"].startswith("3.")
     assert (checked["user"], checked["is_right"]) == ("agent", True)
     assert 1e9 < checked["size_bytes"] < 1.7e9
-    assert json.loads(project.runner("workspace", "list", "--output", "json").out) == []
+    assert project.json("workspace", "list") == []
     with agent_image.session().client() as client:
         assert client.inspect_image("k8s-triage-agent")["Config"]["Labels"][INPUTS] == digest()
         assert client.containers(all=True, filters={"label": "runner.looking"}) == []
@@ -91,7 +91,7 @@ def test_doctor_says_that_there_is_none_and_what_builds_it(project: Project) -> 
     project.env["DOCKER_HOST"] = dockerd.host()
 
     assert "- image      none for triage: `runner image build`" in project.runner("doctor").out.splitlines()
-    assert json.loads(project.runner("doctor", "--output", "json").out)["image"] is None
+    assert project.json("doctor")["image"] is None
 
 
 def test_a_builder_that_is_not_this_hosts_docker_gets_the_context(project: Project, tmp_path: Path) -> None:
@@ -128,4 +128,4 @@ async def test_each_cli_of_the_image_works_off_a_turn_with_a_tool(project: Proje
     record = await work_off(project, name, [Turn(run="fd --version > made.txt"), Turn(say="All done.")], bytearray())
 
     assert record.exit_code == 0, record.outcome
-    assert "fdfind 8" in (project.home / "state" / "runs" / record.id / "work.patch").read_text()
+    assert "fdfind 8" in (project.directory(record) / "work.patch").read_text()

@@ -33,7 +33,7 @@ def requests(heard: bytearray) -> list[str]:
     return ["POST " + text for text in heard.decode(errors="replace").split("POST ")[1:]]
 
 
-async def worked_off(
+async def run_with_skill(
     project: Project, toolchain: Path, name: str, provider: str, prompt: str
 ) -> tuple[Path, list[str]]:
     """The directory of a run with the skill, which has succeeded, and the requests of its agent."""
@@ -47,7 +47,7 @@ async def worked_off(
     project.write(document("AgentType", "worker", spec), document("IncidentRun", "work", run))
     heard = bytearray()
     record = await work_off(project, name, [Turn(run=LOOK), Turn(say="All done.")], heard)
-    directory = project.home / "state" / "runs" / record.id
+    directory = project.directory(record)
     said = [(directory / "logs" / f"agent.{stream}").read_text()[-3000:] for stream in ("stdout", "stderr")]
     assert record.exit_code == 0, (record.outcome, *said)
     assert record.log is not None
@@ -64,7 +64,9 @@ by_provider = pytest.mark.parametrize("provider", ["local", pytest.param("docker
 async def test_claude_has_the_skill_and_loads_it_when_the_prompt_names_it(
     project: Project, toolchain: Path, provider: str
 ) -> None:
-    directory, asked = await worked_off(project, toolchain, "claude", provider, "/k8s-troubleshooter checkout restarts")
+    directory, asked = await run_with_skill(
+        project, toolchain, "claude", provider, "/k8s-troubleshooter checkout restarts"
+    )
 
     lines = (directory / "logs" / "agent.stdout").read_text().splitlines()
     (init,) = (value for value in map(json.loads, lines) if value.get("subtype") == "init")
@@ -77,7 +79,7 @@ async def test_claude_has_the_skill_and_loads_it_when_the_prompt_names_it(
 @pytest.mark.slow
 @by_provider
 async def test_codex_announces_the_skill(project: Project, toolchain: Path, provider: str) -> None:
-    _, asked = await worked_off(project, toolchain, "codex", provider, "go")
+    _, asked = await run_with_skill(project, toolchain, "codex", provider, "go")
 
     assert asked[0].count(ANNOUNCED) == 1
 
@@ -89,7 +91,7 @@ async def test_codex_announces_the_skill(project: Project, toolchain: Path, prov
 async def test_gemini_announces_the_skill_and_loads_each_of_its_files_once(
     project: Project, toolchain: Path, provider: str
 ) -> None:
-    directory, asked = await worked_off(project, toolchain, "gemini", provider, "go")
+    directory, asked = await run_with_skill(project, toolchain, "gemini", provider, "go")
 
     check_context(directory, asked, "gemini")
     assert asked[0].count(PROJECT) == 1
@@ -104,7 +106,7 @@ async def test_gemini_announces_the_skill_and_loads_each_of_its_files_once(
 async def test_goose_announces_the_skill_and_loads_its_hints_once(
     project: Project, toolchain: Path, provider: str
 ) -> None:
-    directory, asked = await worked_off(project, toolchain, "goose", provider, "go")
+    directory, asked = await run_with_skill(project, toolchain, "goose", provider, "go")
 
     check_context(directory, asked, "goose")
     assert asked[0].count(ANNOUNCED) == 1

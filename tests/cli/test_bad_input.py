@@ -13,20 +13,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.bad_input import Make, committed, refused, say
-from tests.support.situations import Project, document
+from tests.support.situations import REPO, Project, document, git
 
 WORK = document("IncidentRun", "work", "agent_type: worker")
-LOCAL = "repo_source: {type: local, path: repo}"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
+    for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
 
 
 def text(content: str | bytes) -> Make:
     """A project of one manifest with this content."""
-
-    def make(project: Project) -> None:
-        raw = content.encode() if isinstance(content, str) else content
-        (project.folder / "all.runner.yaml").write_bytes(raw)
-
-    return make
+    raw = content.encode() if isinstance(content, str) else content
+    return lambda project: project.manifest.write_bytes(raw)
 
 
 def worker(*lines: str, workspace: str = "", run: str = "", script: str = "{path: agent.sh}") -> Make:
@@ -34,82 +33,30 @@ def worker(*lines: str, workspace: str = "", run: str = "", script: str = "{path
 
     def make(project: Project) -> None:
         project.script("echo ran", workspace=workspace, run=run, agent="\n".join(lines))
-        if script != "{path: agent.sh}":
-            manifest = project.folder / "all.runner.yaml"
-            manifest.write_text(manifest.read_text().replace("{path: agent.sh}", script))
+        project.edit("{path: agent.sh}", script)
 
     return make
 
 
-def named(name: str) -> Make:
-    return text(document("IncidentRun", "work", "agent_type: worker").replace("name: work", f"name: {name}"))
-
-
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
-    for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
-
-DOCUMENTS = {
+DOCUMENTS = {  # of each code one; all that a document can have wrong with it is in tests/manifest
     "1 a key twice": (text(WORK + "  prompt: a\n  prompt: b\n"), "manifest.duplicate-key"),
     "2 aliases that multiply": (text(BOMB), "manifest.too-large"),
     "4 an alias of itself": (text("a: &a [*a]\n"), "manifest.syntax"),
     "5 a tag that calls": (text("!!python/object/apply:os.system ['touch pwned']\n"), "manifest.tag"),
-    "6 nested 10,000 deep": (text("a: " + "[" * 10_000), "manifest.too-large"),
-    "6 one line of a mebibyte": (text("a: " + "x" * (1 << 20)), "manifest.too-large"),
-    "7 a leading zero": (worker(workspace="resource_limits: {cpu: 010}"), "manifest.bad-value"),
     "7 minutes and seconds": (worker(run="timeout: 1:30"), "manifest.bad-value"),
-    "7 a word for false": (worker(workspace="checkout_on_start: no"), "manifest.bad-value"),
     "8 a misspelt field": (worker(workspace="protected_path: [a]"), "manifest.unknown-field"),
     "9 a version of the future": (text(WORK.replace("runner/v1", "runner/v9")), "manifest.api-version"),
-    "9 no version": (text(WORK.replace("apiVersion: runner/v1\n", "")), "manifest.api-version"),
     "11 a reference in another case": (worker(run="policy: House"), "manifest.unknown-reference"),
-    "13 a name that climbs": (named("../x"), "manifest.name"),
-    "13 a name with a slash": (named("a/b"), "manifest.name"),
-    "13 no name": (named('""'), "manifest.name"),
-    "13 a name of 300": (named("a" * 300), "manifest.name"),
-    "13 a name with a line break": (named('"a\\nb"'), "manifest.name"),
-    "13 a name like an option": (named("-rf"), "manifest.name"),
-    "13 a name with a face": (named("\U0001f600"), "manifest.name"),
-    "15 a memory of minus one": (worker(workspace="resource_limits: {memory: -1}"), "manifest.bad-value"),
-    "15 processors without end": (worker(workspace="resource_limits: {cpu: .inf}"), "manifest.bad-value"),
-    "15 a unit that there is none of": (worker(workspace="resource_limits: {memory: 4X}"), "manifest.bad-value"),
-    "15 no processes": (worker(workspace="resource_limits: {pids: 0}"), "manifest.bad-value"),
-    "15 more processes than Linux has": (
-        worker(workspace="resource_limits: {pids: 99999999999}"),
-        "manifest.bad-value",
-    ),
+    "13 a name that climbs": (text(WORK.replace("name: work", "name: ../x")), "manifest.name"),
     "16 not UTF-8": (text(b"a: \xff\n"), "manifest.encoding"),
-    "16 UTF-16": (text("a: b\n".encode("utf-16")), "manifest.encoding"),
-    "16 half a character": (text('a: "\\ud800"\n'), "manifest.encoding"),
     "26 attributes in a template": (worker("env: {A: '{{ run.__class__ }}'}"), "manifest.template"),
-    "26 a call in a template": (worker("env: {A: '{{ run.name.format(1) }}'}"), "manifest.template"),
     "28 a template that multiplies": (worker("env: {A: \"{{ 'a' * 1000000000 }}\"}"), "manifest.template"),
-    "31 a NUL in the prompt": (worker(run='prompt: "a\\0b"'), "manifest.encoding"),
-    "31 a NUL in a variable": (worker('env: {A: "a\\0b"}'), "manifest.encoding"),
-    "39 a depth beyond counting": (
-        worker(workspace="repo_source: {type: local, path: repo, depth: 9223372036854775807}"),
-        "manifest.bad-value",
-    ),
-    "76 a protected path that climbs": (worker(workspace="protected_paths: [../x]"), "manifest.bad-value"),
-    "76 an absolute protected path": (worker(workspace="protected_paths: [/etc]"), "manifest.bad-value"),
     "76 everything protected": (worker(workspace="protected_paths: [.]"), "manifest.bad-value"),
-    "76 a protected pattern": (worker(workspace='protected_paths: ["*.md"]'), "manifest.bad-value"),
     "61 a group in a forbidden pattern": (
         lambda project: project.script("true", policy="forbidden_patterns: ['*.@(pem|key)']"),
         "manifest.bad-value",
     ),
-    "61 a group in an allowed pattern": (
-        lambda project: project.script("true", policy="allowed_paths: ['src/(a|b)/**']"),
-        "manifest.bad-value",
-    ),
     "61 a group in a file to verify": (worker(run="verify: {files: {forbidden: ['!(a)']}}"), "manifest.bad-value"),
-    "61 a group in a file that must be there": (
-        worker(run="verify: {files: {required: ['+(a)']}}"),
-        "manifest.bad-value",
-    ),
-    "76 a group that is protected": (worker(workspace="protected_paths: ['@(a|b)']"), "manifest.bad-value"),
-    "76 an empty protected path": (worker(workspace='protected_paths: [""]'), "manifest.bad-value"),
 }
 
 
@@ -124,13 +71,6 @@ def test_a_bad_document_is_refused(project: Project, make: Make, code: str, verb
     assert code in said.errors
     assert "-->" in said.err
     assert not (project.folder / "pwned").exists()
-
-
-def test_every_bad_value_is_in_one_report(project: Project) -> None:
-    """Case 15."""
-    project.script("", workspace='resource_limits: {cpu: -1, memory: 4X, disk: .nan, pids: 0}\nisolation: "2 "')
-
-    assert refused(project, "plan", project.folder).errors == ["manifest.bad-value"] * 5
 
 
 def fifo(path: Path) -> None:
@@ -177,16 +117,6 @@ def test_a_script_that_can_not_be_played_is_refused(project: Project, make: Make
 
     assert (said.code, said.errors) == (exit_code, [code])
     assert "all.runner.yaml:6:" in said.err
-
-
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "sub/../../x"])
-def test_a_script_outside_the_project_is_refused(project: Project, path: str) -> None:
-    """Case 25."""
-    worker(script=f"{{path: {path}}}")(project)
-
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (3, ["manifest.path-escape"])
 
 
 # --- incidents -------------------------------------------------------------------------------------
@@ -279,16 +209,6 @@ def test_nothing_else_in_an_incident_stops_a_run(project: Project, make: Make, c
     assert words in said.err
 
 
-def test_an_incident_outside_the_project_is_refused(project: Project) -> None:
-    """Case 25."""
-    worker(run="incident: {directory: inc}")(project)
-    (project.folder / "inc").symlink_to("/etc")
-
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (3, ["manifest.path-escape"])
-
-
 def test_an_incident_by_its_absolute_path_is_for_trusted_manifests(project: Project) -> None:
     """A manifest of a fork must not choose what of this host an agent sees."""
     (project.home / "inc").mkdir()
@@ -317,63 +237,7 @@ def test_links_in_an_incident_are_not_followed(project: Project) -> None:
     assert "left out of the incident: `etc` (a link, and none is followed), `pass" in said.err
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        "env: {A: '{{ incident.title }}'}",
-        "prompt: {system: '{{ incident.title }}', user: ''}",
-    ],
-    ids=["variable", "prompt"],
-)
-def test_a_nul_in_an_incident_ends_no_word(project: Project, field: str) -> None:
-    """Case 31: behind a NUL in a variable's value, what follows would be read as arguments of the sandbox."""
-    worker(field, run="incident: {directory: inc}")(project)
-    folder_with("incident.json", rb'{"title": "a\u0000--bind\u0000/\u0000/tmp"}')(project.folder / "inc")  # type: ignore[arg-type]
-
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (2, ["manifest.template"])
-    assert "U+0000" in said.err
-
-
-@pytest.mark.parametrize("branch", ["a..b", "-x", "x.lock", "a b", "HEAD", "{{ incident.title }}"])
-def test_a_snapshot_for_what_is_no_branch_is_refused(project: Project, branch: str) -> None:
-    """Case 40."""
-    worker(run=f"incident: {{directory: inc}}\nsnapshot: {{branch: '{branch}'}}")(project)
-    folder_with("incident.json", b'{"title": "x; rm -rf /"}')(project.folder / "inc")  # type: ignore[arg-type]
-
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (2, ["git.ref"])
-    assert "= hint:" in said.err
-
-
 # --- sources ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "ext::sh -c touch% pwned",
-        "file:///etc",
-        "fd::17",
-        "--upload-pack=touch pwned",
-        "ssh://-oProxyCommand=touch",
-        "https://e.org/..%2f",
-        "http://e.org/x",
-        '"https://e.org/\\nx"',
-    ],
-)
-def test_a_url_outside_the_grammar_is_refused(project: Project, url: str) -> None:
-    """Case 39."""
-    quoted = url if url.startswith('"') else json.dumps(url)
-    worker(workspace=f"repo_source: {{type: fixed, url: {quoted}}}")(project)
-
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (2, ["git.url"])
-    assert "= hint:" in said.err
-    assert not (project.folder / "pwned").exists()
 
 
 @pytest.mark.parametrize("verb", ["validate", "plan", "apply"])
@@ -387,18 +251,6 @@ def test_a_password_in_a_url_is_refused_and_not_shown(project: Project, verb: st
     assert "hunter2" not in said.err
 
 
-@pytest.mark.parametrize("branch", ["--upload-pack=x", "-b", "a..b", "@{-1}", "x.lock", "x\\r"])
-def test_a_branch_outside_the_grammar_is_refused(project: Project, branch: str) -> None:
-    """Case 40."""
-    committed(project)
-    worker(workspace=f'repo_source: {{type: local, path: repo, branch: "{branch}"}}')(project)
-
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (2, ["git.ref"])
-    assert "= hint:" in said.err
-
-
 def replaced_by_fifo(name: str) -> Make:
     def make(project: Project) -> None:
         path = committed(project) / name
@@ -406,13 +258,6 @@ def replaced_by_fifo(name: str) -> Make:
         os.mkfifo(path)
 
     return make
-
-
-def empty(project: Project) -> None:
-    from tests.support.situations import git
-
-    (project.folder / "repo").mkdir()
-    git(project.folder / "repo", "init", "-q")
 
 
 def git_file(content: str) -> Make:
@@ -432,7 +277,7 @@ SOURCES = {
     "a file": (lambda project: (project.folder / "repo").write_text(""), "git.source"),
     "no repository": (lambda project: (project.folder / "repo").mkdir(), "git.source"),
     "a circle": (lambda project: circle(project.folder / "repo"), "git.source"),
-    "no commit": (empty, "git.unknown-commit"),
+    "no commit": (lambda project: git(project.folder, "init", "-q", "repo"), "git.unknown-commit"),
     "a .git that leads nowhere": (git_file("gitdir: /nowhere\n"), "git.source"),
     "a .git with a NUL": (git_file("gitdir: a\0b\n"), "git.source"),
     "55 borrowed objects": (borrowing, "git.source"),
@@ -443,10 +288,11 @@ SOURCES = {
 }
 
 
+@pytest.mark.scenario("WSM-27")
 @pytest.mark.parametrize(("make", "code"), SOURCES.values(), ids=SOURCES)
 def test_a_source_that_is_no_sound_repository_is_refused(project: Project, make: Make, code: str) -> None:
     make(project)
-    worker(workspace=LOCAL)(project)
+    worker(workspace=REPO)(project)
 
     said = refused(project, "apply", project.folder)
 
@@ -454,107 +300,94 @@ def test_a_source_that_is_no_sound_repository_is_refused(project: Project, make:
     assert "all.runner.yaml:" in said.err
 
 
-def test_a_branch_that_is_not_there_is_not_found(project: Project) -> None:
-    committed(project)
-    worker(workspace="repo_source: {type: local, path: repo, branch: nope}")(project)
-
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (6, ["git.unknown-commit"])
+# --- what else a run may ask for -------------------------------------------------------------------
 
 
-# --- providers, limits, toolchains, policies -------------------------------------------------------
+def providers(written: str) -> Make:
+    def make(project: Project) -> None:
+        worker()(project)
+        project.edit("providers: [local]", f"providers: {written}")
+
+    return make
 
 
-@pytest.mark.parametrize(
-    ("providers", "hint"),
-    [
-        ("[nope]", "valid choices: docker, gvisor, local, process"),
-        ("[local, proces]", "did you mean `process`?"),
-        ("[fake]", "valid choices"),
-        ("[spawn]", "valid choices"),
-        ("[_bwrap]", "valid choices"),
-        ('["local\\e[31m"]', "did you mean `local`?"),
-    ],
-)
-def test_a_provider_that_there_is_none_of_is_refused_at_its_place(project: Project, providers: str, hint: str) -> None:
-    worker()(project)
-    manifest = project.folder / "all.runner.yaml"
-    manifest.write_text(manifest.read_text().replace("providers: [local]", f"providers: {providers}"))
+def incident(of: str, *lines: str, run: str = "") -> Make:
+    """A run on an incident that is a link, or of this title."""
 
-    said = refused(project, "apply", project.folder)
+    def make(project: Project) -> None:
+        worker(*lines, run=f"incident: {{directory: inc}}\n{run}")(project)
+        if of.startswith("/"):
+            (project.folder / "inc").symlink_to(of)
+        else:
+            folder_with("incident.json", json.dumps({"title": of}).encode())(project.folder / "inc")  # type: ignore[arg-type]
 
-    assert (said.code, said.errors) == (2, ["plugin.unknown"])
-    assert "all.runner.yaml:10:" in said.err
-    assert hint in said.err
+    return make
 
 
-def test_a_provider_that_the_policy_does_not_allow_is_refused(project: Project) -> None:
-    project.script("", policy="providers: [process]")
+def local(more: str) -> Make:
+    def make(project: Project) -> None:
+        committed(project)
+        worker(workspace=f"repo_source: {{type: local, path: repo, {more}}}")(project)
 
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (3, ["policy.provider"])
-    assert "= hint: allowed: process" in said.err
-
-
-@pytest.mark.parametrize("floor", ["isolation: vm", "isolation: kernel"])
-def test_more_isolation_than_the_provider_gives_is_refused(project: Project, floor: str) -> None:
-    worker(workspace=floor)(project)
-
-    said = refused(project, "apply", project.folder)
-
-    assert (said.code, said.errors) == (3, ["policy.isolation"])
-    assert "= hint:" in said.err
+    return make
 
 
-def test_a_written_limit_that_can_not_be_enforced_is_refused_unless_best_effort_will_do(project: Project) -> None:
-    project.script("echo ran", provider="process", workspace="resource_limits: {disk: 1G}")
-    said = refused(project, "apply", project.folder)
-    assert (said.code, said.errors) == (2, ["plan.unenforceable"])
-
-    lenient = "resource_limits: {disk: 1G, enforcement: best_effort}"
-    project.script("echo ran", provider="process", workspace=lenient)
-    said = say(project, "plan", project.folder)
-    assert said.code == 0
-    assert "warning[plan.not-enforced]" in said.err
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("/nope", "not a directory here"),
-        ("/etc/hostname", "not a directory here"),
-        ("/", "cannot be shown"),
-        ("/proc", "cannot be shown"),
-        ("/proc/1", "cannot be shown"),
-        ("/dev", "cannot be shown"),
-        ("/run", "cannot be shown"),
-        ("/workspace/x", "cannot be shown"),
-        ("/usr/../etc", "has a `..` part"),
-    ],
-)
-def test_a_toolchain_that_can_not_be_shown_is_refused(project: Project, path: str, words: str) -> None:
-    """The host's processes, devices and sockets are no toolchain."""
-    worker(workspace=f"toolchains: [{path}]")(project)
-
-    said = refused(project, "apply", project.folder)
-
-    assert said.code == 2
-    assert set(said.errors) <= {"manifest.bad-value", "provider.toolchain-missing"}
-    assert words in said.err
-
-
-def test_a_toolchain_behind_a_link_is_refused(project: Project) -> None:
-    (project.folder / "real").mkdir()
-    (project.folder / "link").symlink_to("real")
-    (project.home / "opt").symlink_to(project.folder / "real")
+def behind_a_link(project: Project) -> None:
+    (project.home / "opt").symlink_to(project.folder)
     worker(workspace=f"toolchains: [{project.home}/opt]")(project)
 
+
+NUL = "a\0--bind\0/\0/tmp"  # behind it, what follows in a variable would be read as arguments of the sandbox
+ASKED = {  # of each rule one or two; all that it refuses is in the tests of the rule
+    "25 a script that climbs": (worker(script="{path: ../x}"), 3, "manifest.path-escape", "path: ../x"),
+    "25 a script elsewhere": (worker(script="{path: /etc/passwd}"), 3, "manifest.path-escape", "/etc/passwd"),
+    "25 an incident outside": (incident("/etc"), 3, "manifest.path-escape", "inc"),
+    "31 a NUL in a variable": (incident(NUL, "env: {A: '{{ incident.title }}'}"), 2, "manifest.template", "U+0000"),
+    "31 a NUL in a prompt": (
+        incident(NUL, "prompt: {system: '{{ incident.title }}', user: ''}"), 2, "manifest.template", "U+0000",
+    ),
+    "39 a URL of a helper": (
+        worker(workspace="repo_source: {type: fixed, url: 'ext::sh -c touch% pwned'}"), 2, "git.url", "= hint:",
+    ),
+    "40 a branch that is an option": (local("branch: --upload-pack=x"), 2, "git.ref", "= hint:"),
+    "40 a snapshot for what is no branch": (
+        incident("x; rm -rf /", run="snapshot: {branch: '{{ incident.title }}'}"), 2, "git.ref", "= hint:",
+    ),
+    "a branch that is not there": (local("branch: nope"), 6, "git.unknown-commit", "nope"),
+    "a provider that there is none of": (providers("[nope]"), 2, "plugin.unknown", "docker, gvisor, local, process"),
+    "a provider that is misspelt": (providers("[local, proces]"), 2, "plugin.unknown", "did you mean `process`?"),
+    "a provider of the tests": (providers("[fake]"), 2, "plugin.unknown", "valid choices"),
+    "a module beside providers": (providers("[_bwrap]"), 2, "plugin.unknown", "valid choices"),
+    "a provider with colours": (providers('["local\\e[31m"]'), 2, "plugin.unknown", "did you mean `local`?"),
+    "a provider that the policy does not allow": (
+        lambda project: project.script("", policy="providers: [process]"), 3, "policy.provider", "allowed: process",
+    ),
+    "more isolation than there is": (worker(workspace="isolation: vm"), 3, "policy.isolation", "= hint:"),
+    "a toolchain that is missing": (
+        worker(workspace="toolchains: [/nope]"), 2, "provider.toolchain-missing", "not a directory here",
+    ),
+    "a toolchain that is a file": (
+        worker(workspace="toolchains: [/etc/hostname]"), 2, "provider.toolchain-missing", "not a directory here",
+    ),
+    "a toolchain behind a link": (behind_a_link, 2, "provider.toolchain-missing", "name the real path"),
+    "the host's processes as a toolchain": (
+        worker(workspace="toolchains: [/proc/1]"), 2, "manifest.bad-value", "cannot be shown",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "code", "error", "words"), ASKED.values(), ids=ASKED)
+def test_what_cannot_be_had_is_refused_at_its_place(
+    project: Project, make: Make, code: int, error: str, words: str
+) -> None:
+    make(project)
+
     said = refused(project, "apply", project.folder)
 
-    assert said.code == 2
-    assert "name the real path" in said.err
+    assert (said.code, said.errors) == (code, [error])
+    assert words in said.err
+    assert "all.runner.yaml:" in said.err
+    assert not (project.folder / "pwned").exists()
 
 
 def test_a_run_that_there_is_none_of_is_refused_with_the_near_miss(project: Project) -> None:

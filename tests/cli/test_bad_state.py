@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.bad_input import Make, committed, refused, say
-from tests.support.needs import ROOT
-from tests.support.situations import Project, git
-
-LOCAL = "repo_source: {type: local, path: repo}"
+from tests.support.situations import REPO, Project
+from tests.support.terminal import on_terminal
 
 
 @pytest.fixture
 def plan(project: Project) -> Path:
     """A saved plan of one run with a repository."""
     committed(project)
-    project.script("cat README", workspace=LOCAL)
+    project.script("cat README", workspace=REPO)
     file = project.folder / "plan.json"
     said = say(project, "plan", project.folder, "--save", file)
     assert said.code == 0, said.err
@@ -47,10 +44,7 @@ TAMPERED: dict[str, tuple[Edit, str]] = {
     "manifests with a NUL": (lambda c: c.update(manifests="a\0b"), "plan.unreadable"),
     "manifests elsewhere": (lambda c: c.update(manifests="/nowhere"), "manifest.unreadable"),
     "a number for a commit": (lambda c: c["pinned"]["commits"]["work"].update(commit=5), "plan.unreadable"),
-    "84 an option for a commit": (
-        lambda c: c["pinned"]["commits"]["work"].update(commit="--output=x"),
-        "git.ref",
-    ),
+    "84 an option for a commit": (lambda c: c["pinned"]["commits"]["work"].update(commit="--output=x"), "git.ref"),
     "84 forty zeros": (lambda c: c["pinned"]["commits"]["work"].update(commit="0" * 40), "plan.stale"),
     "more isolation than there is": (lambda c: c["pinned"]["probes"]["local"].update(isolation="vm"), "plan.stale"),
     "a probe that is none": (lambda c: c["pinned"].update(probes={"local": 5}), "plan.unreadable"),
@@ -88,30 +82,13 @@ def test_a_plan_that_was_tampered_with_is_refused(project: Project, plan: Path, 
     ],
     ids=["cut", "empty", "deep", "not UTF-8", "list", "missing", "FIFO", "folder", "device", "circle"],
 )
-def test_a_file_that_is_no_plan_is_refused(project: Project, plan: Path, make: Make) -> None:
+@pytest.mark.parametrize("verb", [("apply",), ("plan", ".", "--against")], ids=["apply", "against"])
+def test_a_file_that_is_no_plan_is_refused(project: Project, plan: Path, verb: tuple[str, ...], make: Make) -> None:
     make(plan)  # type: ignore[arg-type]
 
-    said = refused(project, "apply", plan)
+    said = refused(project, *verb, plan)
 
     assert (said.code, said.errors) == (2, ["plan.unreadable"])
-
-
-def test_a_plan_whose_manifests_are_gone_is_refused(project: Project, plan: Path) -> None:
-    (project.folder / "all.runner.yaml").unlink()
-
-    assert refused(project, "apply", plan).code == 2
-
-
-def test_a_plan_whose_commit_is_gone_is_stale(project: Project, plan: Path) -> None:
-    repo = project.folder / "repo"
-    git(repo, "commit", "-q", "--amend", "-m", "another")
-    git(repo, "reflog", "expire", "--expire=now", "--all")
-    git(repo, "gc", "-q", "--prune=now")
-
-    said = refused(project, "apply", plan)
-
-    assert (said.code, said.errors) == (2, ["plan.stale"])
-    assert "= hint: plan again" in said.err
 
 
 @pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), Path.mkdir], ids=["FIFO", "folder"])
@@ -149,7 +126,7 @@ def test_a_home_that_can_not_be_is_said_so(project: Project, home: str) -> None:
     project.script("echo ran")
     project.env["RUNNER_HOME"] = os.path.join(project.folder, home)
 
-    done = project.runner("apply", str(project.folder))
+    done = project.runner("apply", ".")
 
     assert done.code == 4
     assert "error[store.failed]" in done.err
@@ -185,53 +162,6 @@ def test_a_home_whose_links_lead_in_a_circle_is_bad_input(project: Project, verb
     assert "= hint: write a path whose links" in done.err
 
 
-@pytest.fixture
-def full_disk(project: Project) -> Iterator[Callable[[int], Path]]:
-    """A file system of so many KiB; made and removed outside of the test's own mounts."""
-    made: list[Path] = []
-
-    def make(kibibytes: int) -> Path:
-        place = project.home.parent / f"disk-{kibibytes}"
-        place.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(place)], check=True)
-        made.append(place)
-        return place / "state"
-
-    yield make
-    for place in made:
-        subprocess.run(["umount", str(place)], check=True)
-
-
-@ROOT.mark
-@pytest.mark.parametrize("kibibytes", [4, 100, 160, 300])
-def test_a_full_disk_is_an_error_of_the_platform(
-    project: Project, full_disk: Callable[[int], Path], kibibytes: int
-) -> None:
-    """Wherever the space ends: exit 4 in words, or a run that failed for it."""
-    project.script("echo ran")
-    project.env["RUNNER_HOME"] = str(full_disk(kibibytes))
-
-    done = project.runner("apply", str(project.folder))
-
-    assert done.code in (0, 4)
-    assert "Traceback" not in done.err + done.out
-
-
-@ROOT.mark
-@pytest.mark.parametrize("script", ["yes | head -c 4000000", "yes | head -c 4000000 > much; echo more"])
-def test_an_agent_that_fills_the_disk_ends_its_run_in_words(
-    project: Project, full_disk: Callable[[int], Path], script: str
-) -> None:
-    """Case 137. On a provider that gives workspaces no disk of their own, which is refused on so small a one."""
-    project.script(script, provider="process")
-    project.env["RUNNER_HOME"] = str(full_disk(1_000))
-
-    done = project.runner("apply", str(project.folder))
-
-    assert done.code in (1, 4)
-    assert "Traceback" not in done.err + done.out
-
-
 # --- stores ----------------------------------------------------------------------------------------
 
 
@@ -239,7 +169,7 @@ def test_an_agent_that_fills_the_disk_ends_its_run_in_words(
 def ran(project: Project) -> Project:
     """A project with one run in its store, whose agent printed what a terminal would obey."""
     project.script(r"printf 'plain \033]52;c;aGk=\007 \302\233 \342\200\256 \377 \000 end\n'")
-    done = project.runner("apply", str(project.folder))
+    done = project.runner("apply", ".")
     assert done.code == 0, done.out + done.err
     return project
 
@@ -303,16 +233,21 @@ def test_without_a_store_there_are_no_runs_and_none_is_made(project: Project) ->
         assert refused(project, "runs", verb, "last").code == 6
 
 
-@pytest.mark.parametrize("run", ["nope", "", "-", "../..", "%", "\x1b[31m", "a" * 5_000])
-def test_a_run_that_is_not_there_is_not_found(ran: Project, run: str) -> None:
-    said = say(ran, "runs", "show", "--", run)
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        *((("show", "--", run), "") for run in ("nope", "", "-", "../..", "%", "\x1b[31m", "a" * 5_000)),
+        (("logs", "last", "agnt"), "did you mean `agent`?"),
+    ],
+)
+def test_a_run_or_a_step_that_is_not_there_is_not_found(ran: Project, words: tuple[str, ...], hint: str) -> None:
+    said = say(ran, "runs", *words)
 
-    assert said.code in (0, 6)  # the empty prefix means the only run
-    assert said.code == 0 or said.errors == ["store.unknown-run"]
+    assert (said.code, said.errors, hint in said.err) == (6, ["store.unknown-run"], True)
 
 
 def test_a_prefix_of_several_runs_lists_them(ran: Project) -> None:
-    ran.runner("apply", str(ran.folder))
+    ran.runner("apply", ".")
 
     said = say(ran, "runs", "show", "")
 
@@ -320,17 +255,9 @@ def test_a_prefix_of_several_runs_lists_them(ran: Project) -> None:
     assert "one of:" in said.err
 
 
-def test_a_step_that_is_not_there_is_not_found(ran: Project) -> None:
-    said = say(ran, "runs", "logs", "last", "agnt")
-
-    assert (said.code, said.errors) == (6, ["store.unknown-run"])
-    assert "did you mean `agent`?" in said.err
-
-
 def test_a_patch_whose_file_is_gone_is_not_found(project: Project) -> None:
     project.script("echo x > made", run="snapshot: {}")
-    _, record = project.apply()
-    (project.directory(record) / "work.patch").unlink()
+    (project.directory(project.succeed()) / "work.patch").unlink()
 
     said = say(project, "runs", "patch", "last")
 
@@ -340,55 +267,23 @@ def test_a_patch_whose_file_is_gone_is_not_found(project: Project) -> None:
 # --- terminals -------------------------------------------------------------------------------------
 
 
-def on_a_terminal(project: Project, *arguments: str) -> bytes:
-    """What the command writes to a terminal, colours and all."""
-    ours, theirs = pty.openpty()
-    env = {"PATH": os.environ["PATH"], "HOME": str(project.home), "RUNNER_HOME": str(project.home / "state")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "runner", *arguments],
-        cwd=project.folder,
-        env={**env, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"},
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            chunk = os.read(ours, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-        if not chunk:
-            break
-        seen += chunk
-    os.close(ours)
-    assert process.wait(60) == 0, seen
-    return seen
-
-
 def test_logs_on_a_terminal_are_escaped_and_raw_in_a_file(ran: Project) -> None:
     """Case 134."""
-    seen = on_a_terminal(ran, "runs", "logs", "last", "agent")
+    with on_terminal(ran, "runs", "logs", "last", "agent") as terminal:
+        seen = terminal.rest()
 
-    assert b"\x1b" not in seen
-    assert b"\x07" not in seen
-    assert b"\x00" not in seen
-    assert "\u202e" not in seen.decode()
-    assert "\x9b" not in seen.decode()
-    assert rb"\x1b]52;c;aGk=\x07" in seen
+    assert not {*"\x1b\x07\x00\u202e\x9b"} & {*seen}
+    assert r"\x1b]52;c;aGk=\x07" in seen
     raw = next((ran.home / "state" / "runs").glob("*/logs/agent.stdout")).read_bytes()
     assert b"\x1b]52;c;aGk=\x07" in raw
 
 
 def test_json_on_a_terminal_has_no_character_to_obey(project: Project) -> None:
     project.script(r"printf 'x' > $RUNNER_OUTPUT/a; printf 'bad \302\233 31m\n' >&2; exit 1")
-    project.runner("apply", str(project.folder))
+    project.runner("apply", ".")
 
-    seen = on_a_terminal(project, "runs", "show", "last", "--output", "json")
-
-    assert seen.replace(b"\r\n", b"").isascii()
+    with on_terminal(project, "runs", "show", "last", "--output", "json") as terminal:
+        assert terminal.rest().isascii()
 
 
 def test_a_full_disk_behind_standard_output_is_an_error_of_the_host(ran: Project) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import select
@@ -16,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from runner.cli.completion_names import KINDS
-from runner.cli.main import main
-from runner.cli.output import Output
+from tests.support.bad_input import called
 from tests.support.needs import program
 from tests.support.situations import Project, document
 
@@ -73,7 +71,7 @@ def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     (folder / "state" / "workspaces" / "8961d08c-30bc").mkdir(parents=True)
     (folder / ".kube").mkdir()
     (folder / ".kube" / "config").write_text(KUBECONFIG)
-    (folder / "script").write_text(printed("completion", name))
+    (folder / "script").write_text(called("completion", name).out)
     (folder / ("start" if name != "zsh" else ".zshrc")).write_text(START[name])
     with open_shell(COMMAND[name], folder) as shell:
         yield shell
@@ -123,12 +121,6 @@ def open_shell(command: list[str], folder: Path) -> Iterator[Shell]:
         process.kill()
         process.wait()
         os.close(ours)
-
-
-def printed(*arguments: str) -> str:
-    out = io.StringIO()
-    assert main(arguments, Output(out, out)) == 0
-    return out.getvalue()
 
 
 @pytest.mark.parametrize(

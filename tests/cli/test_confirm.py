@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 
 import pytest
 
 from tests.support.situations import Project
+from tests.support.terminal import on_terminal
 
 TERMINAL = {"TERM": "dumb", "LANG": "C.UTF-8", "PYTHONUTF8": "1", "COLUMNS": "200"}
 QUESTION = "Start? [y/N] "
@@ -26,31 +20,16 @@ def ready(project: Project) -> Project:
     return project
 
 
-def at_terminal(project: Project, *arguments: str, answer: bytes | int) -> tuple[int, str]:
-    """Exit status and output of the command at a terminal where a person types once asked, or sends a signal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        # Ctrl-C reaches it also where whoever runs the tests ignores it.
-        ["setsid", "--ctty", "--wait", "env", "--default-signal=INT", sys.executable, "-m", "runner", *arguments],
-        cwd=project.folder,
-        env=project.variables,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    shown, asked = "", False
-    with suppress(OSError):  # how Linux says that nobody has the other end any more
-        while chunk := os.read(ours, 1 << 16):
-            shown += chunk.decode()
-            if QUESTION in shown and not asked:
-                asked = True
-                os.write(ours, b"\x03" if answer == signal.SIGINT else bytes(answer))
-    os.close(ours)
-    return process.wait(timeout=60), shown.replace("\r\n", "\n")
+def at_terminal(project: Project, *arguments: str, answer: bytes) -> tuple[int, str]:
+    """Exit status and output of the command at a terminal where a person types once asked."""
+    with on_terminal(project, *arguments, own=True) as terminal:
+        if terminal.until(QUESTION):
+            terminal.type(answer)
+        shown = terminal.rest()
+    return terminal.process.wait(), shown.replace("\r\n", "\n")
 
 
-def started(project: Project) -> bool:
+def has_runs(project: Project) -> bool:
     return (project.home / "state" / "runs").exists()
 
 
@@ -66,14 +45,14 @@ def test_at_a_terminal_a_person_sees_what_would_be_started_and_says_yes(ready: P
 
 
 @pytest.mark.parametrize(
-    "answer", [b"n\n", b"\n", b"yesterday\n", b"\x04", signal.SIGINT], ids=["n", "nothing", "else", "end", "ctrl-c"]
+    "answer", [b"n\n", b"\n", b"yesterday\n", b"\x04", b"\x03"], ids=["n", "nothing", "else", "end", "ctrl-c"]
 )
-def test_anything_but_a_yes_starts_nothing(ready: Project, answer: bytes | int) -> None:
+def test_anything_but_a_yes_starts_nothing(ready: Project, answer: bytes) -> None:
     code, shown = at_terminal(ready, "apply", ".", answer=answer)
 
     assert (code, "Nothing started." in shown) == (130, True), shown
     assert "Traceback" not in shown
-    assert not started(ready)
+    assert not has_runs(ready)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +89,7 @@ def test_what_would_be_refused_is_not_asked_about(ready: Project) -> None:
 
 def test_the_question_says_what_has_changed_since_the_last_run(ready: Project) -> None:
     assert ready.runner("apply", ".").code == 0
-    path = ready.folder / "all.runner.yaml"
-    path.write_text(path.read_text().replace("agent_type: worker\n", "agent_type: worker\n  timeout: 5m\n", 1))
+    ready.edit("agent_type: worker\n", "agent_type: worker\n  timeout: 5m\n")
 
     _, shown = at_terminal(ready, "apply", ".", answer=b"n\n")
 
@@ -119,16 +97,9 @@ def test_the_question_says_what_has_changed_since_the_last_run(ready: Project) -
 
 
 def test_a_person_who_goes_away_leaves_nothing(ready: Project) -> None:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        ["setsid", "--ctty", "--wait", sys.executable, "-m", "runner", "apply", "."],
-        cwd=ready.folder, env=ready.variables, stdin=theirs, stdout=theirs, stderr=theirs,
-    )  # fmt: skip
-    os.close(theirs)
-    shown, end = "", time.monotonic() + 60
-    while QUESTION not in shown and time.monotonic() < end:
-        shown += os.read(ours, 1 << 16).decode()
-    os.close(ours)  # which hangs it up
+    with on_terminal(ready, "apply", ".", own=True) as terminal:
+        assert terminal.until(QUESTION)
+        terminal.hang_up()
 
-    assert process.wait(60) != 0
-    assert not started(ready)
+        assert terminal.process.wait(60) != 0
+    assert not has_runs(ready)

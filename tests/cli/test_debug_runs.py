@@ -16,8 +16,8 @@ from runner.core.settings import shipped
 from runner.events.record import RunRecord
 from runner.report.text import render_run
 from runner.steps.session import run as session
-from tests.cli.test_models import applied, directory, program, tools, write
-from tests.support.situations import Project, document
+from tests.cli.test_models import apply_with_double, program, tools, write
+from tests.support.situations import Project, document, outcome_of
 
 __all__ = ["tools"]  # the fixture
 
@@ -81,7 +81,7 @@ POST_HOOKS = shipped("runners")
 
 
 def archived(project: Project, record: RunRecord) -> dict[str, str]:
-    path = directory(project, record) / "logs" / session.ARCHIVE
+    path = project.directory(record) / "logs" / session.ARCHIVE
     if not path.exists():
         return {}
     with tarfile.open(path) as archive:
@@ -110,7 +110,7 @@ async def test_the_commands_are_headed_by_the_incident_and_its_directory_has_the
     (project.folder / "incident" / "incident.json").write_text('{"incidentId": "INC-7"}')
     write(project, tools, "agent: claude", run="debug: true\nincident: {directory: incident}")
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert record.exit_code == 0, record.outcome
     logs = project.folder / "incident" / "logs"
@@ -123,14 +123,14 @@ async def test_the_commands_are_headed_by_the_incident_and_its_directory_has_the
 @pytest.mark.scenario("TRI-26")
 @pytest.mark.scenario("TRI-27")
 async def test_a_debug_run_keeps_the_transcripts_and_the_commands(project: Project, claude: Path) -> None:
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert record.exit_code == 0, record.outcome
     kept = archived(project, record)
     (top, below) = sorted(kept, key=len)
     assert top.startswith(".claude/projects/-workspace/")
     assert below == top.removesuffix(".jsonl") + "/subagents/agent-1.jsonl"
-    listing = (directory(project, record) / "logs" / session.COMMANDS).read_text().splitlines()
+    listing = (project.directory(record) / "logs" / session.COMMANDS).read_text().splitlines()
     head, lines = listing[:5], listing[6:]
     assert [line.split(":")[0] for line in head] == ["# Agent", "# Time", "# Incident", "# Session", "# Commands"]
     assert head[0] == "# Agent: claude"
@@ -145,26 +145,25 @@ async def test_a_debug_run_keeps_the_transcripts_and_the_commands(project: Proje
         "$ kubectl get secret  # refused",
         f"$ echo {SECRET}  # cut off",
     ]
-    outcome = record.steps["session"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record, "session")
     assert (outcome.message, outcome.warnings) == ("2 transcripts, 4 commands", ())
     assert "  agent ran  3 commands, 1 of them cut, 1 refused" in render_run(record, project.home).splitlines()
 
 
 @pytest.mark.scenario("TRI-11")
 async def test_a_secret_is_in_nothing_that_is_kept(project: Project, claude: Path) -> None:
-    text = (project.folder / "all.runner.yaml").read_text()
+    text = project.manifest.read_text()
     secret = f"agent: claude\n  secrets: [{{name: TOKEN, from: {{file: {project.home}/token}}, steps: [agent]}}]"
-    (project.folder / "all.runner.yaml").write_text(text.replace("agent: claude", secret))
+    project.manifest.write_text(text.replace("agent: claude", secret))
     (project.home / "token").write_text(SECRET)
     (project.home / "token").chmod(0o600)
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert record.exit_code == 0, record.outcome
     kept = archived(project, record)
     assert any("[redacted:TOKEN]" in text for text in kept.values())
-    logs = (path.read_bytes() for path in (directory(project, record) / "logs").iterdir())
+    logs = (path.read_bytes() for path in (project.directory(record) / "logs").iterdir())
     assert not any(SECRET.encode() in (gzip.decompress(log) if log[:2] == b"\x1f\x8b" else log) for log in logs)
 
 
@@ -209,12 +208,12 @@ async def test_a_hook_that_goes_wrong_fails_nothing_and_gets_nothing_kept(
     hook(project, claude, text, monkeypatch)
     monkeypatch.setattr(session, "HOOK_SECONDS", 0.5)
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert (record.exit_code, record.steps["session"].status) == (0, Status.SUCCEEDED), record.outcome
     assert archived(project, record) == {}
     assert said in warned(record)
-    assert (directory(project, record) / "logs" / session.COMMANDS).exists()
+    assert (project.directory(record) / "logs" / session.COMMANDS).exists()
 
 
 @pytest.mark.scenario("TRI-26")
@@ -227,12 +226,12 @@ async def test_without_debug_the_hook_runs_as_well_and_what_it_names_is_kept_of_
     if fails:
         (tools / "claude.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in STREAM[:-1]))
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert record.exit_code == int(fails), record.outcome
-    assert (directory(project, record) / "output" / "hooked").exists()
+    assert (project.directory(record) / "output" / "hooked").exists()
     assert bool(archived(project, record)) is fails
-    assert (directory(project, record) / "logs" / session.COMMANDS).exists() is fails
+    assert (project.directory(record) / "logs" / session.COMMANDS).exists() is fails
 
 
 @pytest.mark.scenario("TRI-26")
@@ -243,7 +242,7 @@ async def test_a_missing_hook_is_a_warning_without_debug_too(
     hook(project, claude, "", monkeypatch)
     (project.home / "shipped" / "runners" / "claude-post.sh").unlink()
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert record.exit_code == 0, record.outcome
     assert "there is no runners/claude-post.sh" in warned(record)
@@ -252,9 +251,9 @@ async def test_a_missing_hook_is_a_warning_without_debug_too(
 async def test_a_script_has_no_session_to_keep(project: Project) -> None:
     project.script("true", run="debug: true")
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert (done.code, record["warnings"]) == (0, []), done.err
+    assert record["warnings"] == []
     assert all(step["id"] != "session" for step in record["steps"])
 
 
@@ -272,7 +271,7 @@ async def test_the_agents_hook_comes_after_those_of_its_type_and_the_run_and_aft
                  "post_hooks: [echo run >> $RUNNER_OUTPUT/order]"),
     )  # fmt: skip
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert record.exit_code == 124
     begun = {name: step.started for name, step in record.steps.items()}
@@ -280,4 +279,4 @@ async def test_the_agents_hook_comes_after_those_of_its_type_and_the_run_and_aft
     assert record.commands is not None
     assert (record.commands.executed, record.commands.unfinished) == (0, 1)
     assert len(archived(project, record)) == 2
-    assert "$ ls  # cut off" in (directory(project, record) / "logs" / session.COMMANDS).read_text()
+    assert "$ ls  # cut off" in (project.directory(record) / "logs" / session.COMMANDS).read_text()

@@ -14,8 +14,6 @@ from runner.sandbox.bwrap import binary, profile
 from tests.support.needs import ROOT
 from tests.support.situations import Project
 
-NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
-
 
 def a_context(folder: Path, name: str, host: object) -> None:
     """Docker's configuration with a current context, as its client writes it."""
@@ -25,10 +23,8 @@ def a_context(folder: Path, name: str, host: object) -> None:
     (folder / "config.json").write_text(json.dumps({"auths": {}, "currentContext": name}))
 
 
-def test_a_host_on_which_nothing_isolates_is_said_and_ends_with_1(project: Project) -> None:
-    project.within = ("unshare", "--user", "--map-root-user", "sh", "-c", NO_NAMESPACES, "sh")
-
-    done = project.runner("doctor")
+def test_a_host_on_which_nothing_isolates_is_said_and_ends_with_1(host_without_user_namespaces: Project) -> None:
+    done = host_without_user_namespaces.runner("doctor")
 
     assert done.code == 1, done.out + done.err
     assert "✗ local " in done.out
@@ -48,20 +44,16 @@ def test_what_no_host_would_change_is_one_line(project: Project) -> None:
     assert re.search(r"^✓ git        (git|dulwich) \d+\.\d+", done.out, re.MULTILINE)
 
 
-def test_what_this_host_cannot_limit_is_said_with_its_reason(project: Project) -> None:
-    project.within = ("unshare", "--user", "--map-root-user")
-
-    done = project.runner("doctor")
+def test_what_this_host_cannot_limit_is_said_with_its_reason(root_without_other_users: Project) -> None:
+    done = root_without_other_users.runner("doctor")
 
     assert done.code == 0
     assert "    NOT ENFORCED: disk (local limits the disk only of workspaces that root makes)\n" in done.out
 
 
-def test_docker_says_first_that_it_needs_root_and_no_group(project: Project) -> None:
+def test_docker_says_first_that_it_needs_root_and_no_group(root_without_other_users: Project) -> None:
     """An ordinary user was told to join the group, then to start the daemon, then that only root will do."""
-    project.within = ("unshare", "--user", "--map-root-user")
-
-    shown = project.runner("doctor").out
+    shown = root_without_other_users.runner("doctor").out
 
     assert "docker needs root here, and membership in the group docker is not enough" in shown
     assert "systemctl" not in shown

@@ -34,7 +34,7 @@ def test_every_way_out_is_tried_and_nothing_is_left(project: Project, provider: 
     assert (examined["provider"], examined["isolation"], examined["holds"]) == (provider, "namespaces", True)
     assert [tried["name"] for tried in examined["tried"]] == [escape.name for escape in ESCAPES]
     assert all(tried["result"] == "refused" or tried["reason"] for tried in examined["tried"])
-    assert json.loads(project.runner("workspace", "list", "--output", "json").out) == []
+    assert project.json("workspace", "list") == []
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_a_probe_that_is_stopped_leaves_nothing(project: Project) -> None:
     assert (process.returncode, out) == (130, ""), err
     assert leftovers(project.home) == []
     assert list(bait.glob("runner-probe-*")) in ([], [left])  # it had not come to look there, or had
-    assert json.loads(project.runner("workspace", "list", "--output", "json").out) == []
+    assert project.json("workspace", "list") == []
 
 
 def test_a_question_to_a_provider_that_is_stopped_ends_at_once(project: Project) -> None:

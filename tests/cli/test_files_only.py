@@ -17,7 +17,7 @@ __all__ = ["claude"]
 ABSENT = "There is no cluster in this run, and kubectl has none to ask: the files in /incident are all there is."
 
 
-def gone(project: Project, authority: Path) -> Path:
+def write_dead_kubeconfig(project: Project, authority: Path) -> Path:
     """The kubeconfig of a cluster that does not answer, in its usual place."""
     folder = project.home / ".kube"
     folder.mkdir(parents=True)
@@ -63,7 +63,7 @@ def test_a_cluster_that_is_away_leaves_the_files_to_look_at(
     project: Project, claude: Path, authority: Path, form: str
 ) -> None:
     """Its being away may be the incident."""
-    gone(project, authority)
+    write_dead_kubeconfig(project, authority)
     (project.folder / "INC-1").mkdir()
     (project.folder / "INC-1" / "kubelet.log").write_text("etcd: no space left on device\n")
     done = triage(project, *place(project, "local", claude), "-o", form)
@@ -82,7 +82,7 @@ def test_a_cluster_that_is_away_leaves_the_files_to_look_at(
 
 
 def test_a_cluster_that_is_away_ends_a_triage_without_files(project: Project, claude: Path, authority: Path) -> None:
-    gone(project, authority)
+    write_dead_kubeconfig(project, authority)
     (project.folder / "INC-1").mkdir()
     done = triage(project, *place(project, "local", claude))
 

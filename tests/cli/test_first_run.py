@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.needs import CARGO, COMPILER, GO, MAKE, NPM
-from tests.support.situations import Project, git
+from tests.support.situations import Project, git, write_files
 from tests.support.wheel import built_wheel
 
 AS_ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
@@ -24,32 +24,24 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built_wheel(tmp_path_factory.mktemp("first-run"))
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 def python(project: Project) -> None:
     """Code below `src`, and a virtual environment with an older copy of it and with what it needs."""
     test = "import unittest, app\n\nclass T(unittest.TestCase):\n    def test_it(self): self.assertEqual(app.two, 2)\n"
     files = {"pyproject.toml": "", "src/app/__init__.py": "import one\ntwo = one.one + 1\n", "tests/test_app.py": test}
-    write(project.folder, {**files, "tests/__init__.py": "", ".gitignore": ".venv\n"})
+    write_files(project.folder, {**files, "tests/__init__.py": "", ".gitignore": ".venv\n"})
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", ".venv"], cwd=project.folder, check=True)
     (site,) = (project.folder / ".venv/lib").glob("python*/site-packages")
-    write(site, {"one.py": "one = 1\n", "app/__init__.py": "two = 3\n"})
+    write_files(site, {"one.py": "one = 1\n", "app/__init__.py": "two = 3\n"})
 
 
 def node(project: Project) -> None:
     """A script of a package that is installed, which finds its own modules."""
     package = {"name": "app", "scripts": {"test": "one-test && node test.js"}}
-    write(project.folder, {"package.json": json.dumps(package), ".gitignore": "node_modules/\n"})
-    write(project.folder, {"test.js": "require('assert').equal(require('one') + 1, 2)\n"})
+    write_files(project.folder, {"package.json": json.dumps(package), ".gitignore": "node_modules/\n"})
+    write_files(project.folder, {"test.js": "require('assert').equal(require('one') + 1, 2)\n"})
     modules = project.folder / "node_modules"
     script = "#!/usr/bin/env node\nrequire('one')\n"
-    write(modules, {"one/index.js": "module.exports = 1\n", "tester/cli.js": script})
-    (modules / "tester/cli.js").chmod(0o755)
+    write_files(modules, {"one/index.js": "module.exports = 1\n", "tester/cli.js": script})
     (modules / ".bin").mkdir()
     (modules / ".bin/one-test").symlink_to("../tester/cli.js")
 
@@ -59,14 +51,14 @@ def go(project: Project) -> None:
     module = project.home / "proxy/example.org/one/@v"
     module.mkdir(parents=True)
     mod = "module example.org/one\n\ngo 1.17\n"
-    write(module, {"list": "v1.0.0\n", "v1.0.0.info": '{"Version": "v1.0.0"}', "v1.0.0.mod": mod})
+    write_files(module, {"list": "v1.0.0\n", "v1.0.0.info": '{"Version": "v1.0.0"}', "v1.0.0.mod": mod})
     with zipfile.ZipFile(module / "v1.0.0.zip", "w") as archive:
         archive.writestr("example.org/one@v1.0.0/go.mod", mod)
         archive.writestr("example.org/one@v1.0.0/one.go", "package one\n\nconst One = 1\n")
     code = 'package app\n\nimport "example.org/one"\n\nconst Two = one.One + 1\n'
     test = 'package app\n\nimport "testing"\n\nfunc TestTwo(t *testing.T) {\n\tif Two != 2 {\n\t\tt.Fail()\n\t}\n}\n'
     own = "module example.org/app\n\ngo 1.17\n\nrequire example.org/one v1.0.0\n"
-    write(project.folder, {"go.mod": own, "app.go": code, "app_test.go": test})
+    write_files(project.folder, {"go.mod": own, "app.go": code, "app_test.go": test})
     places = {"GOPROXY": f"file://{project.home}/proxy", "GOSUMDB": "off", "GOFLAGS": "-mod=mod -modcacherw"}
     env = {"PATH": os.environ["PATH"], "HOME": str(project.home), **places}
     subprocess.run(["go", "mod", "download"], cwd=project.folder, env=env, check=True)
@@ -76,13 +68,13 @@ def go(project: Project) -> None:
 def rust(project: Project) -> None:
     lib = "pub const TWO: u8 = 1 + 1;\n\n#[test]\nfn two() {\n    assert_eq!(TWO, 2);\n}\n"
     manifest = '[package]\nname = "app"\nversion = "0.1.0"\nedition = "2021"\n'
-    write(project.folder, {"Cargo.toml": manifest, "src/lib.rs": lib, ".gitignore": "target\n"})
+    write_files(project.folder, {"Cargo.toml": manifest, "src/lib.rs": lib, ".gitignore": "target\n"})
 
 
 def c(project: Project) -> None:
     makefile = "test: two\n\t./two\n\ntwo: two.c\n\tcc -o two two.c\n"
     code = "#include <assert.h>\n\nint main(void) { assert(1 + 1 == 2); return 0; }\n"
-    write(project.folder, {"Makefile": makefile, "two.c": code, ".gitignore": "two\n"})
+    write_files(project.folder, {"Makefile": makefile, "two.c": code, ".gitignore": "two\n"})
 
 
 @pytest.mark.scenario("BEY-22")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from runner.safefs import trees
-from tests.support.git_servers import Handler, Https, https
+from tests.support.git_servers import Https, https
 from tests.support.needs import OPENSSL
-from tests.support.situations import Project, git, step
+from tests.support.situations import Project, commit, git, step
 
 pytestmark = OPENSSL.mark
 
@@ -42,6 +42,10 @@ def server(served: Path, tmp_path: Path, project: Project) -> Iterator[Https]:
         yield server
 
 
+def fixed(server: Https) -> str:
+    return f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}"
+
+
 @pytest.mark.scenario("CFG-11")
 @pytest.mark.slow
 def test_the_branch_of_a_task_is_cloned_and_the_agent_reads_the_task(
@@ -60,9 +64,8 @@ def test_the_branch_of_a_task_is_cloned_and_the_agent_reads_the_task(
         """,
     )
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     head = git(served, "rev-parse", "feature/auth")
     said = project.logs("agent").splitlines()
     assert said[:5] == [head, "feature/auth", url, "origin/feature/auth", "feature/auth"]
@@ -84,9 +87,8 @@ def test_a_task_branch_wins_over_the_agent_types(
         run=f"task: {{repository_url: '{server.url}/org/repo'{task}}}",
     )
 
-    done, _ = project.apply()
+    project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert project.logs("agent").split() == [expected, git(served, "rev-parse", expected)]
 
 
@@ -94,24 +96,23 @@ def test_a_task_branch_wins_over_the_agent_types(
 def test_a_fixed_repository_is_cloned_whatever_the_task_says(project: Project, server: Https, served: Path) -> None:
     project.script(
         "git remote get-url origin; git rev-parse --abbrev-ref HEAD; git rev-list --count HEAD",
-        workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}",
+        workspace=fixed(server),
         run=f"task: {{repository_url: '{server.url}/org/other', branch: develop, commit: {'a' * 40}}}",
     )
 
-    done, _ = project.apply()
+    project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert project.logs("agent").split() == [f"{server.url}/org/repo", "main", "1"]
     assert not any("other" in path for path in server.server.seen)
 
 
 def test_a_plan_shows_and_pins_what_a_url_means(project: Project, server: Https, served: Path) -> None:
     project.env["COLUMNS"] = "240"
-    project.script("git rev-parse HEAD", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
+    project.script("git rev-parse HEAD", workspace=fixed(server))
     planned = git(served, "rev-parse", "main")
     file = project.folder / "plan.json"
 
-    shown = project.runner("plan", str(project.folder), "--save", str(file))
+    shown = project.runner("plan", ".", "--save", str(file))
     git(served, "commit", "-q", "--allow-empty", "-m", "moved")
     done = project.runner("apply", str(file))
 
@@ -124,9 +125,9 @@ def test_a_plan_shows_and_pins_what_a_url_means(project: Project, server: Https,
 def test_a_plan_whose_commit_is_gone_from_server_and_mirror_is_stale(
     project: Project, server: Https, served: Path
 ) -> None:
-    project.script("true", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
+    project.script("true", workspace=fixed(server))
     file = project.folder / "plan.json"
-    project.runner("plan", str(project.folder), "--save", str(file))
+    project.runner("plan", ".", "--save", str(file))
     shutil.rmtree(served)
     served.mkdir()
     git(served, "init", "-q", "-b", "main")
@@ -138,7 +139,7 @@ def test_a_plan_whose_commit_is_gone_from_server_and_mirror_is_stale(
 
     assert kept.code == 0, kept.out + kept.err
     assert (done.code, "error[plan.stale]" in done.err) == (2, True)
-    assert json.loads(project.runner("runs", "list", "--output", "json").out) == []
+    assert project.json("runs", "list") == []
 
 
 OWN = ".agentgate/policy.yaml"
@@ -148,8 +149,7 @@ def own_policy(served: Path, text: str) -> str:
     """A commit on main with a policy; its id."""
     (served / OWN).parent.mkdir(exist_ok=True)
     (served / OWN).write_text(text)
-    git(served, "add", "-A")
-    git(served, "commit", "-qm", "policy")
+    commit(served, "policy")
     return git(served, "rev-parse", "HEAD")
 
 
@@ -159,31 +159,31 @@ def test_the_policy_of_a_repository_by_url_is_in_force_as_its_pinned_commit_has_
 ) -> None:
     commit = own_policy(served, "forbiddenPatterns: ['**/*.bak']\n")
     project.env["COLUMNS"] = "240"
-    project.script("echo > .env", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
+    project.script("echo > .env", workspace=fixed(server))
     file = project.folder / "plan.json"
-    shown = project.runner("plan", str(project.folder), "--save", str(file))
+    shown = project.runner("plan", ".", "--save", str(file))
     own_policy(served, "forbiddenPatterns: ['**/.env']\n")
-    changed = project.runner("plan", str(project.folder), "--against", str(file), "--exit-code")
+    changed = project.runner("plan", ".", "--against", str(file), "--exit-code")
 
     done = project.runner("apply", str(file))
 
     assert f"policy repository ({OWN} at {commit[:12]})" in " ".join(shown.out.split())
     assert changed.code == 9
     assert done.code == 0, done.out + done.err
-    record = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+    record = project.record()
     assert "not in force" not in json.dumps(record)
     assert "+++ b/.env" in project.runner("runs", "patch", "last").out
-    assert project.runner("apply", str(project.folder)).code == 3
+    assert project.runner("apply", ".").code == 3
 
 
 def test_a_bad_policy_behind_a_url_is_said_at_its_place_and_offline_stays_open(
     project: Project, server: Https, served: Path
 ) -> None:
     own_policy(served, "forbidenPatterns: ['**/*.pem']\n")
-    project.script("true", workspace=f"repo_source: {{type: fixed, url: '{server.url}/org/repo'}}")
+    project.script("true", workspace=fixed(server))
 
-    offline, asked = project.runner("plan", str(project.folder), "--offline"), server.asked
-    planned = project.runner("plan", str(project.folder))
+    offline, asked = project.runner("plan", ".", "--offline"), server.asked
+    planned = project.runner("plan", ".")
     checked = project.runner("policy", "check", "x", "--run", "work", "--manifests", str(project.folder))
 
     assert (offline.code, asked) == (0, 0)
@@ -191,46 +191,3 @@ def test_a_bad_policy_behind_a_url_is_said_at_its_place_and_offline_stays_open(
         assert said.code == 2
         assert "error[manifest.unknown-field]" in said.err
         assert f"{OWN}:1:1" in said.err
-
-
-@pytest.mark.parametrize(
-    ("path", "branch", "code", "error"),
-    [("org/nothing", "main", 6, "git.no-repository"), ("org/repo", "mian", 6, "git.unknown-commit")],
-)
-def test_what_a_server_does_not_have_is_said_at_its_line(
-    project: Project, server: Https, path: str, branch: str, code: int, error: str
-) -> None:
-    project.script("true", run=f"task: {{repository_url: '{server.url}/{path}', branch: {branch}}}")
-
-    done = project.runner("plan", str(project.folder))
-
-    assert (done.code, f"error[{error}]" in done.err) == (code, True)
-    assert "task: {repository_url" in done.err
-
-
-def test_a_server_that_refuses_is_a_platform_error_at_once(project: Project, server: Https) -> None:
-    """Case 46."""
-
-    def refuse(handler: Handler) -> bool:
-        handler.start(401, WWW_Authenticate='Basic realm="x"')
-        return True
-
-    server.server.answer = refuse
-    project.script("true", run=f"task: {{repository_url: '{server.url}/org/repo'}}")
-
-    done = project.runner("plan", str(project.folder), timeout=20)
-
-    assert (done.code, "error[git.denied]" in done.err) == (4, True)
-
-
-@pytest.mark.parametrize(
-    ("url", "credentials"), [("git@localhost:org/repo", ""), ("https://localhost:1/org/repo", "netrc")]
-)
-def test_a_manifest_of_a_fork_uses_no_keys(project: Project, url: str, credentials: str) -> None:
-    project.env["RUNNER_GIT_CREDENTIALS"] = credentials
-    project.script("true", workspace=f"repo_source: {{type: fixed, url: '{url}'}}")
-
-    done = project.runner("plan", str(project.folder), "--untrusted")
-
-    assert (done.code, "error[policy.untrusted]" in done.err) == (3, True)
-    assert "with your keys" in done.err

@@ -7,22 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.situations import Project, document
-
-WORKER = """
-agent: script
-script: {path: %s}
-workspace: {enabled: true, providers: [%s]}
-"""
-
-
-def worker(project: Project, name: str, script: str, provider: str = "local") -> str:
-    (project.folder / f"{name}.sh").write_text(script)
-    return document("AgentType", name, WORKER % (f"{name}.sh", provider))
+from tests.support.situations import REPO, Project, document
 
 
 def records(project: Project) -> dict[str, dict[str, object]]:
-    listed = json.loads(project.runner("runs", "list", "--output", "json").out)
+    listed = project.json("runs", "list")
     return {row["name"]: row for row in listed}
 
 
@@ -31,12 +20,12 @@ def test_a_matrix_runs_one_member_for_each_combination(project: Project) -> None
         (project.folder / name).mkdir()
         (project.folder / name / "incident.json").write_text(json.dumps({"id": name}))
     project.write(
-        worker(project, "a", "echo a $(cat $RUNNER_INCIDENT/incident.json)"),
-        worker(project, "b", "echo b $(cat $RUNNER_INCIDENT/incident.json)"),
+        project.worker("a", "echo a $(cat $RUNNER_INCIDENT/incident.json)"),
+        project.worker("b", "echo b $(cat $RUNNER_INCIDENT/incident.json)"),
         document("IncidentRun", "triage", "matrix: {agent_type: [a, b], incident: [first, second], max_parallel: 2}"),
     )
 
-    done = project.runner("apply", str(project.folder))
+    done = project.runner("apply", ".")
 
     assert done.code == 0, done.out + done.err
     assert sorted(records(project)) == ["triage.a.1", "triage.a.2", "triage.b.1", "triage.b.2"]
@@ -44,9 +33,9 @@ def test_a_matrix_runs_one_member_for_each_combination(project: Project) -> None
 
 def test_a_later_run_reads_what_earlier_ones_put_out_in_member_order(project: Project) -> None:
     project.write(
-        worker(project, "a", "echo cause a > $RUNNER_OUTPUT/cause.md"),
-        worker(project, "b", "echo cause b > $RUNNER_OUTPUT/cause.md"),
-        worker(project, "fixer", "cat"),
+        project.worker("a", "echo cause a > $RUNNER_OUTPUT/cause.md"),
+        project.worker("b", "echo cause b > $RUNNER_OUTPUT/cause.md"),
+        project.worker("fixer", "cat"),
         document("IncidentRun", "triage", "matrix: {agent_type: [a, b]}\noutputs: {cause: {file: cause.md}}"),
         document("IncidentRun", "alone", "agent_type: a\noutputs: {cause: {file: cause.md}}"),
         document(
@@ -60,7 +49,7 @@ def test_a_later_run_reads_what_earlier_ones_put_out_in_member_order(project: Pr
         ),
     )
 
-    done = project.runner("apply", str(project.folder))
+    done = project.runner("apply", ".")
 
     assert done.code == 0, done.out + done.err
     fix = records(project)["fix"]["id"]
@@ -69,13 +58,13 @@ def test_a_later_run_reads_what_earlier_ones_put_out_in_member_order(project: Pr
 
 def test_a_run_whose_need_failed_is_not_started_and_says_so(project: Project) -> None:
     project.write(
-        worker(project, "bad", "exit 3"),
-        worker(project, "good", "echo ran"),
+        project.worker("bad", "exit 3"),
+        project.worker("good", "echo ran"),
         document("IncidentRun", "first", "agent_type: bad"),
         document("IncidentRun", "second", "agent_type: good\nneeds: [first]"),
     )
 
-    done = project.runner("apply", str(project.folder))
+    done = project.runner("apply", ".")
 
     assert done.code == 1
     assert {name: row["status"] for name, row in records(project).items()} == {"first": "failed", "second": "skipped"}
@@ -85,7 +74,7 @@ def test_a_run_whose_need_failed_is_not_started_and_says_so(project: Project) ->
 @pytest.mark.parametrize("script", ["true", "head -c 2000000 /dev/zero > $RUNNER_OUTPUT/x.md"], ids=["none", "2 MB"])
 def test_an_output_that_can_not_be_read_fails_the_run_that_promised_it(project: Project, script: str) -> None:
     project.write(
-        worker(project, "a", script), document("IncidentRun", "work", "agent_type: a\noutputs: {x: {file: x.md}}")
+        project.worker("a", script), document("IncidentRun", "work", "agent_type: a\noutputs: {x: {file: x.md}}")
     )
 
     done, record = project.apply()
@@ -108,9 +97,9 @@ def test_a_graph_that_can_not_run_is_an_error_at_its_place(
     project: Project, runs: dict[str, str], message: str
 ) -> None:
     documents = [document("IncidentRun", name, f"agent_type: w\n{spec}") for name, spec in runs.items()]
-    project.write(worker(project, "w", "true"), *documents)
+    project.write(project.worker("w", "true"), *documents)
 
-    done = project.runner("plan", str(project.folder))
+    done = project.runner("plan", ".")
 
     assert done.code == 2
     assert message in done.err
@@ -119,10 +108,7 @@ def test_a_graph_that_can_not_run_is_an_error_at_its_place(
 
 def test_a_project_gives_its_runs_what_they_do_not_say(project: Project, repository: Path) -> None:
     project.write(
-        worker(project, "w", "echo x > README").replace(
-            "workspace: {enabled: true, providers: [local]}",
-            "workspace: {enabled: true, providers: [local], repo_source: {type: local, path: repo}}",
-        ),
+        project.worker("w", "echo x > README", f"providers: [local], {REPO}"),
         document("Policy", "house", "allowed_paths: ['src/**']"),
         document(
             "Project",
@@ -153,7 +139,7 @@ def test_a_protected_path_shows_the_line_of_the_document_that_protects_it(
 ) -> None:
     written = f", protected_paths: {by_type}" if by_type else ""
     path = project.write(
-        worker(project, "w", "true").replace("[local]", f"[local]{written}"),
+        project.worker("w", "true", f"providers: [local]{written}"),
         document("Project", "all", "{workspace_isolation: true, agent_type: w, protected_paths: [src/]}"),
         document("IncidentRun", "work", "project: all"),
     )
@@ -163,7 +149,7 @@ def test_a_protected_path_shows_the_line_of_the_document_that_protects_it(
         for name, mark in {"type": "enabled: true", "project": "workspace_isolation"}.items()
     }
 
-    (run,) = json.loads(project.runner("plan", str(project.folder), "--output", "json").out)["runs"]
+    (run,) = project.json("plan", str(project.folder))["runs"]
 
     (agent,) = (step for step in run["steps"] if step["id"] == "agent")
     assert {m["path"]: m["origin"] for m in agent["mounts"] if not m["writable"]} == {
@@ -174,24 +160,16 @@ def test_a_protected_path_shows_the_line_of_the_document_that_protects_it(
 @pytest.mark.parametrize(
     ("spec", "code"),
     [
-        pytest.param(
-            "{workspace_isolation: true, agent_type: w, requires_runner: '>=99'}",
-            "manifest.requires-runner",
-            id="version",
-        ),
-        pytest.param("{workspace_isolation: true, agent_type: v}", "manifest.unknown-reference", id="agent type"),
-        pytest.param(
-            "{workspace_isolation: true, agent_type: w, protected_paths: [../x]}", "manifest.bad-value", id="protected"
-        ),
-        pytest.param("{workspace_isolation: true, agent_type: w, root: other}", "manifest.path-escape", id="root"),
+        pytest.param("agent_type: w, requires_runner: '>=99'", "manifest.requires-runner", id="version"),
+        pytest.param("agent_type: v", "manifest.unknown-reference", id="agent type"),
+        pytest.param("agent_type: w, root: other", "manifest.path-escape", id="root"),
     ],
 )
 def test_what_a_project_asks_for_holds_or_is_an_error(project: Project, spec: str, code: str) -> None:
-    project.write(
-        worker(project, "w", "true"), document("Project", "all", spec), document("IncidentRun", "work", "project: all")
-    )
+    shop = document("Project", "all", f"{{workspace_isolation: true, {spec}}}")
+    project.write(project.worker("w", "true"), shop, document("IncidentRun", "work", "project: all"))
 
-    done = project.runner("plan", str(project.folder))
+    done = project.runner("plan", ".")
 
     assert done.code in (2, 3)
     assert f"error[{code}]" in done.err
@@ -200,19 +178,15 @@ def test_what_a_project_asks_for_holds_or_is_an_error(project: Project, spec: st
 @pytest.mark.parametrize(
     ("workspace", "code"),
     [
-        pytest.param("{enabled: true, providers: [process]}", "policy.isolation", id="weaker provider"),
-        pytest.param("{enabled: true, toolchains: [/usr]}", "policy.untrusted", id="host mount"),
-        pytest.param("{enabled: true, repo_source: {type: local, path: ../home}}", "policy.untrusted", id="outside"),
+        pytest.param("providers: [process]", "policy.isolation", id="weaker provider"),
+        pytest.param("toolchains: [/usr]", "policy.untrusted", id="host mount"),
+        pytest.param("repo_source: {type: local, path: ../home}", "policy.untrusted", id="outside"),
     ],
 )
 def test_an_untrusted_manifest_gets_nothing_of_the_host(project: Project, workspace: str, code: str) -> None:
-    (project.folder / "w.sh").write_text("true\n")
-    project.write(
-        document("AgentType", "w", f"agent: script\nscript: {{path: w.sh}}\nworkspace: {workspace}"),
-        document("IncidentRun", "work", "agent_type: w"),
-    )
+    project.write(project.worker("w", "true", workspace), document("IncidentRun", "work", "agent_type: w"))
 
-    done = project.runner("plan", str(project.folder), "--untrusted")
+    done = project.runner("plan", ".", "--untrusted")
 
     assert done.code == 3, done.err
     assert f"error[{code}]" in done.err
@@ -220,12 +194,12 @@ def test_an_untrusted_manifest_gets_nothing_of_the_host(project: Project, worksp
 
 def test_an_untrusted_policy_only_tightens(project: Project) -> None:
     project.write(
-        worker(project, "w", "echo TOKEN > .env"),
+        project.worker("w", "echo TOKEN > .env"),
         document("Policy", "lax", "forbidden_patterns: ['**/nothing']"),
         document("IncidentRun", "work", "agent_type: w\npolicy: lax"),
     )
 
-    trusted = project.runner("apply", str(project.folder))
-    untrusted = project.runner("apply", str(project.folder), "--untrusted")
+    trusted = project.runner("apply", ".")
+    untrusted = project.runner("apply", ".", "--untrusted")
 
     assert (trusted.code, untrusted.code) == (0, 3)

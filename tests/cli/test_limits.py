@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
 from runner.core.errors import UsageError
 from runner.core.settings import Settings
-from tests.support import dockerd
 from tests.support.needs import USERS
 from tests.support.situations import Project, document
 
@@ -27,17 +25,11 @@ done
 
 
 @pytest.mark.scenario("CFG-06", only="provider")
-@pytest.mark.parametrize(
-    ("provider", "workspace"), [("local", ""), ("docker", f"base_image: {dockerd.IMAGE}")], ids=["local", "docker"]
-)
-def test_limits_that_are_not_written_are_the_defaults_and_hold(project: Project, provider: str, workspace: str) -> None:
-    project.env |= {
-        "DOCKER_HOST": dockerd.host(),
-        "WORKSPACE_DEFAULT_CPU": "1.5",
-        "WORKSPACE_DEFAULT_MEMORY": "768M",
-        "WORKSPACE_DEFAULT_DISK": "64M",
-    }
-    project.script(SCRIPT, provider=provider, workspace=workspace)
+@pytest.mark.parametrize("provider", ["local", "docker"])
+def test_limits_that_are_not_written_are_the_defaults_and_hold(project: Project, provider: str) -> None:
+    defaults = {"CPU": "1.5", "MEMORY": "768M", "DISK": "64M"}
+    project.env |= {f"WORKSPACE_DEFAULT_{name}": value for name, value in defaults.items()}
+    project.script(SCRIPT, provider=provider)
 
     done, record = project.apply()
 
@@ -51,22 +43,22 @@ def test_limits_that_are_not_written_are_the_defaults_and_hold(project: Project,
 
 
 @pytest.mark.parametrize(
-    ("written", "code"), [("", 0), ("resource_limits: {disk: 64M}", 2)], ids=["default", "written"]
+    ("written", "code", "words"),
+    [
+        ("", 0, "disk 10G: not enforced by local"),
+        ("resource_limits: {disk: 64M}", 2, "`local` cannot enforce disk 64M: others write to the same disk"),
+    ],
+    ids=["default", "written"],
 )
-def test_the_disk_of_a_project_that_is_seen_whole_has_no_limit(project: Project, written: str, code: int) -> None:
+def test_the_disk_of_a_project_that_is_seen_whole_has_no_limit(
+    project: Project, written: str, code: int, words: str
+) -> None:
     project.script("true", workspace=written, run="project: shop")
-    project.write(
-        (project.folder / "all.runner.yaml").read_text(), document("Project", "shop", "workspace_isolation: false")
-    )
+    project.add(document("Project", "shop", "workspace_isolation: false"))
 
-    done = project.runner("plan", str(project.folder))
+    done = project.runner("plan", ".")
 
     assert done.code == code, done.out + done.err
-    words = (
-        "`local` cannot enforce disk 64M: others write to the same disk"
-        if written
-        else "disk 10G: not enforced by local"
-    )
     assert words in done.out + done.err
 
 
@@ -84,15 +76,3 @@ def test_a_default_has_the_bounds_of_a_written_limit(name: str, value: str, take
     with pytest.raises(UsageError, match=name) as caught:
         Settings.from_env({name: value})
     assert takes in str(caught.value.hint)
-
-
-def test_a_command_that_is_killed_for_its_memory_is_told_as_that(project: Project) -> None:
-    """It was an exit code of 137, and not a word."""
-    project.env["WORKSPACE_DEFAULT_MEMORY"] = "64M"
-    made = json.loads(project.runner("workspace", "create", "--provider", "local", "--output", "json").out)
-
-    done = project.runner("workspace", "exec", made["id"], "--", "python3", "-c", "bytearray(200 << 20)")
-
-    assert done.code == 137
-    assert "warning[workspace.out-of-memory]: the command was killed: out of memory" in done.err
-    assert project.runner("workspace", "destroy", made["id"]).code == 0

@@ -13,8 +13,8 @@ from runner.ops.planning.saved_plan import make_saved_plan, save
 from runner.ops.runs.apply import apply
 from runner.ops.runs.history import find_run
 from runner.ops.runs.resume import plan_resume, resume
-from tests.cli.test_models import KEYS, directory, doubled, settings_of, tools, write
-from tests.support.situations import Project, document
+from tests.cli.test_models import KEYS, doubled, tools, write
+from tests.support.situations import Project, document, outcome_of
 
 __all__ = ["tools"]  # a fixture
 
@@ -34,7 +34,7 @@ def two_kinds(project: Project, tools: Path, *, budget: str) -> None:
 async def test_runs_without_a_budget_share_what_those_with_one_leave(project: Project, tools: Path) -> None:
     two_kinds(project, tools, budget="4")
 
-    planned = await make_plan(project.folder, settings_of(project, KEYS), Request(max_cost=10.0))
+    planned = await make_plan(project.folder, project.settings(**KEYS), Request(max_cost=10.0))
 
     assert {run.name: run.cost_usd for run in planned.plan.runs} == {"a": 3.0, "b": 3.0, "c": 4.0}
     assert planned.plan.document()["max_cost_usd"] == 10.0
@@ -50,7 +50,7 @@ async def test_budgets_that_come_to_more_are_refused_before_anything_starts(
     two_kinds(project, tools, budget=budget)
 
     with pytest.raises(Rejected) as refused:
-        await make_plan(project.folder, settings_of(project, KEYS), Request(max_cost=10.0))
+        await make_plan(project.folder, project.settings(**KEYS), Request(max_cost=10.0))
 
     (finding,) = refused.value.findings
     assert (finding.code, words in finding.message) == ("plan.over-cost", True)
@@ -60,7 +60,7 @@ async def test_an_agent_that_has_its_key_itself_has_no_ceiling_to_keep(project: 
     write(project, tools, "agent: goose\ncredentials: env", provider="process")
 
     with pytest.raises(Rejected, match="1 error"):
-        await make_plan(project.folder, settings_of(project, KEYS), Request(max_cost=1.0))
+        await make_plan(project.folder, project.settings(**KEYS), Request(max_cost=1.0))
 
 
 @pytest.mark.slow
@@ -77,9 +77,7 @@ async def test_all_runs_together_never_cost_more(project: Project, tools: Path, 
     spent = [sum(used.cost_usd or 0.0 for used in record.models.values()) for record in records]
     assert sum(spent) <= ceiling
     assert (sum(spent) > 0) is (ceiling > 1), spent
-    first = records[0].steps["agent"].outcome
-    assert first is not None
-    assert "an answer can cost $" in first.message
+    assert "an answer can cost $" in outcome_of(records[0]).message
 
 
 @pytest.mark.slow
@@ -91,7 +89,7 @@ async def test_a_saved_plan_keeps_the_ceiling_and_its_runs_record_their_shares(p
         planned = await make_saved_plan(project.folder / "plan.json", settings)
         (record,) = await apply(planned, settings, [])
 
-    kept = json.loads((directory(project, record) / "plan.json").read_text())
+    kept = json.loads((project.directory(record) / "plan.json").read_text())
     (agent,) = (step for step in kept["runs"][0]["steps"] if step["kind"] == "agent")
     assert agent["body"]["model"]["budget"] == {"tokens": None, "cost_usd": 9.0, "turns": None, "strict": True}
     assert (kept["inputs"]["request"]["max_cost"], kept["inputs"]["request"]["run_cost"]) == (None, 9.0)
@@ -110,7 +108,7 @@ async def test_a_run_that_is_resumed_has_what_is_left_of_its_share(project: Proj
 
     assert (record.exit_code, spent) == (1, pytest.approx(0.01))
     assert "$1.99 are left of the $2.00 that it may cost" in resuming.notes
-    kept = json.loads((directory(project, again) / "plan.json").read_text())
+    kept = json.loads((project.directory(again) / "plan.json").read_text())
     (agent,) = (step for step in kept["runs"][0]["steps"] if step["kind"] == "agent")
     assert agent["body"]["model"]["budget"]["cost_usd"] == pytest.approx(1.99)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -34,9 +33,8 @@ from runner.report.text import render_run
 from runner.report.triage import Header, Result, closing
 from runner.steps.agent.model import MODEL_BUSY, STANDS_FOR_KEY
 from runner.steps.agent.run import UNTESTED
-from tests.support import dockerd
 from tests.support.needs import USERS
-from tests.support.situations import Project, document
+from tests.support.situations import Project, document, outcome_of
 
 KEYS = {
     "ANTHROPIC_API_KEY": "sk-ant-0123456789",
@@ -101,31 +99,17 @@ async def doubled(project: Project, turns: Sequence[dict[str, Any]]) -> AsyncIte
     async with serve_fake_model([Turn.model_validate(turn) for turn in turns]) as port:
         url = f"http://127.0.0.1:{port}"
         urls = {"RUNNER_ANTHROPIC_URL": url, "RUNNER_OPENAI_URL": f"{url}/v1", "RUNNER_GEMINI_URL": url}
-        yield settings_of(project, {**KEYS, **urls})
+        yield project.settings(**KEYS, **urls)
 
 
-def settings_of(project: Project, env: dict[str, str]) -> Settings:
-    return Settings.from_env({"RUNNER_HOME": str(project.home / "state"), "PATH": "/usr/bin:/bin", **env})
-
-
-async def applied(project: Project, turns: Sequence[dict[str, Any]] = ({"say": "ok"},)) -> RunRecord:
+async def apply_with_double(project: Project, turns: Sequence[dict[str, Any]] = ({"say": "ok"},)) -> RunRecord:
     async with doubled(project, turns) as settings:
         (record,) = await apply(await make_plan(project.folder, settings), settings, [])
         return record
 
 
-def directory(project: Project, record: RunRecord) -> Path:
-    return project.home / "state" / "runs" / record.id
-
-
-def said_by_agent(record: RunRecord) -> str:
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
-    return outcome.message
-
-
-def given(project: Project, record: RunRecord, what: str) -> list[str]:
-    return (directory(project, record) / "output" / what).read_text().splitlines()
+def output_lines(project: Project, record: RunRecord, what: str) -> list[str]:
+    return (project.directory(record) / "output" / what).read_text().splitlines()
 
 
 def hashed(key: str) -> list[str]:
@@ -168,19 +152,19 @@ async def test_a_cli_is_started_as_its_sub_runner_says_and_has_no_key(project: P
     write(project, tools, f"agent: {name}\nbudget: {{turns: 7}}\n{own}prompt: {{system: be brief}}")
     words, variable, file = STARTS[name]
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
-    said = given(project, record, "words")
+    said = output_lines(project, record, "words")
     (session,) = {word for word in said if word.count("-") == 4 and len(word) == 36} or {""}
     assert said == words.replace("SESSION", session).split()
     assert list(record.argv) == said[said.index(name, 1) if name == "codex" else 0 :]
-    env = dict(line.split("=", 1) for line in given(project, record, "env") if "=" in line)
+    env = dict(line.split("=", 1) for line in output_lines(project, record, "env") if "=" in line)
     assert variable is None or env[variable].startswith("http://127.0.0.1:")
-    assert given(project, record, "key") == hashed("" if name == "codex" else STANDS_FOR_KEY)
+    assert output_lines(project, record, "key") == hashed("" if name == "codex" else STANDS_FOR_KEY)
     assert env["PATH"].startswith(f"{tools}/bin:")
-    assert file is None or file in given(project, record, "home")
-    read = (directory(project, record) / "output" / "stdin").read_text()
-    sent = (directory(project, record) / "prompt-sent.md").read_text()
+    assert file is None or file in output_lines(project, record, "home")
+    read = (project.directory(record) / "output" / "stdin").read_text()
+    sent = (project.directory(record) / "prompt-sent.md").read_text()
     assert (read, sent) == ((STANDS_FOR_KEY if name == "codex" else "") + sent, "be brief\n\ndo it")
 
 
@@ -193,7 +177,7 @@ async def test_what_was_used_is_in_the_record_and_the_report(project: Project, t
     write(project, tools, "agent: goose\nenv: {ASKS: '2'}\nbudget: {tokens: 1000, cost_usd: 1, turns: 2}")
     told = {"input": 100, "output": 20, "cached": 40}
 
-    record = await applied(project, [{"say": "a", "usage": told}, {"say": "b", "usage": told}])
+    record = await apply_with_double(project, [{"say": "a", "usage": told}, {"say": "b", "usage": told}])
 
     assert record.exit_code == 0, record.outcome
     used = record.models["gpt-4.1"]
@@ -202,7 +186,7 @@ async def test_what_was_used_is_in_the_record_and_the_report(project: Project, t
     line = "  model      gpt-4.1: 2 requests, 240 tokens (80 of them cached), less than $0.01"
     assert line in render_run(record, project.home).splitlines()
     assert record_document(record)["models"]["gpt-4.1"]["output_tokens"] == 40
-    events = [json.loads(line) for line in (directory(project, record) / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
     asked = [event for event in events if event["type"] == "ModelRequestFinished"]
     assert [(event["step"], event["status"], event["model"]) for event in asked] == [("agent", 200, "gpt-4.1")] * 2
 
@@ -229,10 +213,9 @@ async def test_what_the_gateway_has_seen_counts_before_what_the_agent_says(
     write(project, tools, f"agent: goose\ntimeouts: {{agent: 12s}}\n{spec}")  # a third of it is for waiting
     answer = {"say": "ok", "usage": {"input": 4000, "output": 1000}}
 
-    record = await applied(project, [answer] * turns if isinstance(turns, int) else [turns] * 5)
+    record = await apply_with_double(project, [answer] * turns if isinstance(turns, int) else [turns] * 5)
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (record.exit_code, outcome.reason, said in outcome.message) == (1, Reason(reason), True), outcome
     assert reason == "no-evidence" or outcome.details[-1] == "the agent: All done."
 
@@ -240,12 +223,12 @@ async def test_what_the_gateway_has_seen_counts_before_what_the_agent_says(
 async def test_a_model_that_is_busy_is_waited_for_and_that_is_told(project: Project, tools: Path) -> None:
     write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 60s}")
 
-    record = await applied(project, [{"fail": {"status": 429, "message": "slow down"}}, {"say": "ok"}])
+    record = await apply_with_double(project, [{"fail": {"status": 429, "message": "slow down"}}, {"say": "ok"}])
 
     assert record.exit_code == 0
     reason = "agent: asking the model failed and was tried again: it answered 429, slow down"
     assert record.warnings == [(MODEL_BUSY, reason)]
-    events = [json.loads(line) for line in (directory(project, record) / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (project.directory(record) / "events.jsonl").read_text().splitlines()]
     (waited,) = (event for event in events if event["type"] == "RetryScheduled")
     assert (waited["step"], waited["pause_seconds"]) == ("agent", 1)
 
@@ -266,12 +249,11 @@ async def test_a_model_that_cannot_be_reached_is_the_platform_s_fault(
     project: Project, tools: Path, url: str, proxy: str, said: str
 ) -> None:
     write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 8s}")
-    settings = settings_of(project, {**KEYS, "RUNNER_OPENAI_URL": url, "HTTPS_PROXY": proxy})
+    settings = project.settings(**KEYS, RUNNER_OPENAI_URL=url, HTTPS_PROXY=proxy)
 
     (record,) = await apply(await make_plan(project.folder, settings), settings, [])
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert (record.exit_code, outcome.reason) == (4, Reason.PLATFORM)
     assert outcome.message == said
     assert outcome.details[0] == (
@@ -285,19 +267,20 @@ async def test_a_model_that_cannot_be_reached_is_the_platform_s_fault(
 async def test_a_model_that_was_silent_is_why_the_time_ran_out(project: Project, tools: Path) -> None:
     write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 14s}")
 
-    record = await applied(project, [{"stall": "1h", "say": "ok"}])
+    record = await apply_with_double(project, [{"stall": "1h", "say": "ok"}])
 
     assert record.exit_code == 124
-    assert re.fullmatch(r"stopped at its deadline of 14s: the model had not answered for 1\ds", said_by_agent(record))
+    told = outcome_of(record).message
+    assert re.fullmatch(r"stopped at its deadline of 14s: the model had not answered for 1\ds", told)
 
 
 async def test_a_provider_that_stalls_costs_the_step_s_time_and_no_more(project: Project, tools: Path) -> None:
     write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 4s}")
 
-    record = await applied(project, [{"stall": "1h", "say": "ok"}])
+    record = await apply_with_double(project, [{"stall": "1h", "say": "ok"}])
 
     assert record.exit_code == 124
-    assert said_by_agent(record) == "stopped at its deadline of 4s"
+    assert outcome_of(record).message == "stopped at its deadline of 4s"
     assert record.models["gpt-4.1"].requests == 1
 
 
@@ -340,7 +323,7 @@ async def test_a_cli_that_is_not_there_is_named(project: Project, tools: Path) -
     write(project, tools, "agent: gemini")
 
     with pytest.raises(Rejected) as refused:
-        await applied(project)
+        await apply_with_double(project)
 
     (finding,) = refused.value.findings
     assert (finding.code, refused.value.exit_code) == ("agent.cli-missing", 4)
@@ -352,25 +335,23 @@ async def test_a_cli_that_is_not_there_is_named(project: Project, tools: Path) -
 async def test_a_cli_that_goes_while_it_is_set_up_is_named(project: Project, tools: Path) -> None:
     write(project, tools, "agent: gemini\nenv: {PATH: /nowhere}")
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert record.exit_code == 1
-    assert said_by_agent(record) == "`gemini` is not in the workspace"
+    assert outcome_of(record).message == "`gemini` is not in the workspace"
     assert "workspace.toolchains" in render_run(record, project.home)
 
 
 async def test_a_home_that_can_not_be_prepared_fails_the_step(project: Project, tools: Path) -> None:
     write(project, tools, "agent: codex")
-    text = (project.folder / "all.runner.yaml").read_text()
-    (project.folder / "all.runner.yaml").write_text(
-        text.replace("enabled: true", "enabled: true, setup_commands: [touch ~/.codex]")
-    )
+    text = project.manifest.read_text()
+    project.manifest.write_text(text.replace("enabled: true", "enabled: true, setup_commands: [touch ~/.codex]"))
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
     assert record.exit_code == 1
-    assert ".codex" in said_by_agent(record)
-    assert not (directory(project, record) / "output" / "words").exists()
+    assert ".codex" in outcome_of(record).message
+    assert not (project.directory(record) / "output" / "words").exists()
 
 
 # what is set, and what is said of it
@@ -387,7 +368,7 @@ NO_KEY = {
 @pytest.mark.parametrize("name", NO_KEY)
 async def test_without_a_key_nothing_is_made(project: Project, tools: Path, name: str) -> None:
     env, said = NO_KEY[name]
-    settings = settings_of(project, env)
+    settings = project.settings(**env)
     write(project, tools, f"agent: {name}")
     planned = await make_plan(project.folder, settings)
 
@@ -406,7 +387,7 @@ async def test_keys_of_several_runs_are_asked_for_together(project: Project, too
         *(document("AgentType", name, f"agent: {name}\n{worker}") for name in ("claude", "codex", "goose")),
         document("IncidentRun", "work", "matrix: {agent_type: [claude, codex, goose]}"),
     )
-    settings = settings_of(project, {})
+    settings = project.settings()
 
     with pytest.raises(Rejected) as refused:
         await apply(await make_plan(project.folder, settings), settings, [])
@@ -442,7 +423,7 @@ async def test_an_agent_that_has_the_key_is_marked_everywhere(project: Project, 
     assert {step.network for run in planned.plan.runs for step in run.steps} == {"host"}
     assert record.exit_code == 0, record.outcome
     assert record.warnings[0] == ("agent.key-inside", "the key of `gpt-4.1` was given to the agent")
-    assert given(project, record, "key") == hashed(KEYS["OPENAI_API_KEY"])
+    assert output_lines(project, record, "key") == hashed(KEYS["OPENAI_API_KEY"])
     assert not record.models
     assert record.reported_usage is not None
     assert "as the agent says, which had the key: 220 tokens" in render_run(record, project.home)
@@ -480,10 +461,9 @@ async def test_a_limit_of_turns_is_told_in_our_words(project: Project, tools: Pa
     program(tools, "gemini", f"#!/bin/sh\ncat > /dev/null\necho '{line}'\nexit 53\n")
     write(project, tools, "agent: gemini\nbudget: {turns: 2}")
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert outcome.reason is Reason.TURNS
     assert outcome.message == "the budget of this run is used up: 2 of 2 turns are used"
     assert outcome.details == (f"the agent: {ended}",)
@@ -494,70 +474,37 @@ async def test_a_toolchain_that_the_user_of_commands_cannot_enter_is_named(proje
     write(project, tools, "agent: goose", provider="process")
     tools.chmod(0o700)
 
-    record = await applied(project)
+    record = await apply_with_double(project)
 
-    outcome = record.steps["agent"].outcome
-    assert outcome is not None
+    outcome = outcome_of(record)
     assert outcome.message == "exited 126: goose: Permission denied"
     (hint,) = outcome.details
     assert hint.startswith(f"hint: the user of its commands cannot enter `{tools}`")
 
 
-@pytest.mark.parametrize(
-    ("spec", "untrusted", "code", "said"),
-    [
-        pytest.param(
-            "agent: goose\ncredentials: env", False, 2, "`local` has no network, so `goose` cannot", id="no network"
-        ),
-        pytest.param("agent: goose\ncredentials: env\nbudget: {turns: 1}", False, 2, "only the gateway", id="budget"),
-        pytest.param("agent: goose\ncredentials: env", True, 3, "may not have the key of a model", id="from a fork"),
-        pytest.param(
-            "agent: script\nscript: {files: []}", False, 2, "the agent of `worker` uses no model", id="script"
-        ),
-        pytest.param("agent: claude\ncli_tools: [Read, grep]", False, 2, "`grep` is not a tool of `claude`", id="tool"),
-        pytest.param("agent: gemini\ncli_tools: [Read]", False, 2, "`Read` is not a tool of `gemini`", id="its tool"),
-        pytest.param("agent: codex\ncli_tools: [exec]", False, 2, "`codex` cannot be told which", id="codex's tools"),
-        pytest.param("agent: goose\ncli_tools: [shell]", False, 2, "`goose` cannot be told which", id="goose's tools"),
-    ],
-)
-async def test_what_would_be_no_use_is_an_error_at_its_place(
-    project: Project, spec: str, untrusted: bool, code: int, said: str
-) -> None:
+USELESS = {
+    "no network": ("goose\ncredentials: env", "`local` has no network, so `goose` cannot"),
+    "budget": ("goose\ncredentials: env\nbudget: {turns: 1}", "only the gateway"),
+    "from a fork": ("goose\ncredentials: env", "may not have the key of a model"),
+    "script": ("script\nscript: {files: []}", "the agent of `worker` uses no model"),
+    "tool": ("claude\ncli_tools: [Read, grep]", "`grep` is not a tool of `claude`"),
+    "codex's tools": ("codex\ncli_tools: [exec]", "`codex` cannot be told which"),
+    "goose's tools": ("goose\ncli_tools: [shell]", "`goose` cannot be told which"),
+}
+
+
+@pytest.mark.parametrize("what", USELESS)
+async def test_what_would_be_no_use_is_an_error_at_its_place(project: Project, what: str) -> None:
+    (spec, said), untrusted = USELESS[what], what == "from a fork"
     project.write(
-        document("AgentType", "worker", f"{spec}\nworkspace: {{enabled: true, providers: [local]}}"),
+        document("AgentType", "worker", f"agent: {spec}\nworkspace: {{enabled: true, providers: [local]}}"),
         document("IncidentRun", "work", "agent_type: worker\nmatrix: {model: [gpt-5]}"),
     )
 
     with pytest.raises(Rejected) as refused:
-        await make_plan(project.folder, settings_of(project, {}), Request(untrusted=untrusted))
+        await make_plan(project.folder, project.settings(), Request(untrusted=untrusted))
 
     (found,) = (finding for finding in refused.value.findings if said in finding.message)
-    assert found.exit_code == code
+    assert found.exit_code == (3 if untrusted else 2)
     assert found.at is not None
     assert found.at.text.strip().startswith(("credentials", "budget", "matrix", "cli_tools"))
-
-
-@pytest.mark.nightly
-async def test_the_version_in_an_image_is_what_its_labels_say(project: Project, tools: Path) -> None:
-    """Of an image without them nothing is known; a toolchain goes before it."""
-    labelled, host = f"labelled-{os.getpid()}:1", dockerd.host()
-    with dockerd.session().client() as client:
-        container = client.create_container(dockerd.IMAGE, ["true"])["Id"]
-        client.commit(container, *labelled.split(":"), changes="LABEL k8s-triage-agent.goose=1.50.0")
-        client.remove_container(container)
-    found = []
-    try:
-        settings = settings_of(project, {**KEYS, "DOCKER_HOST": host})
-        for image, toolchains in ((labelled, "[]"), (dockerd.IMAGE, "[]"), (labelled, f"[{tools}]")):
-            workspace = f"{{enabled: true, providers: [docker], base_image: {image}, toolchains: {toolchains}}}"
-            project.write(
-                document("AgentType", "worker", f"agent: goose\nworkspace: {workspace}"),
-                document("IncidentRun", "work", "agent_type: worker\nprompt: do it"),
-            )
-            cli = (await make_plan(project.folder, settings)).facts.clis.get("work")
-            found.append(cli.found if cli is not None else None)
-    finally:
-        with dockerd.session().client() as client:
-            client.remove_image(labelled)
-
-    assert found == ["1.50.0", None, None]

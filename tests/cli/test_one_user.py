@@ -7,12 +7,6 @@ import pytest
 from tests.support.situations import Project
 
 
-@pytest.fixture
-def root_without_other_users(project: Project) -> Project:
-    project.within = ("unshare", "--user", "--map-root-user")
-    return project
-
-
 @pytest.mark.usefixtures("repository")
 def test_the_sandbox_works_and_is_read_back(root_without_other_users: Project) -> None:
     project = root_without_other_users
@@ -22,9 +16,8 @@ def test_the_sandbox_works_and_is_read_back(root_without_other_users: Project) -
         run="verify: {commands: [{run: [cat, made]}]}",
     )
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert project.logs("agent") == "1000\nrefused\n"
     assert project.logs("verify") == "made\n"
     assert (record["isolation"], record["observed"]["uid"]) == ("namespaces", 0)
@@ -44,7 +37,7 @@ def test_what_outgrows_a_limit_on_the_disk_is_ended_and_kept(root_without_other_
         workspace="repo_source: {type: none}\nresource_limits: {disk: 64M}",
     )
 
-    planned = project.runner("plan", str(project.folder))
+    planned = project.runner("plan", ".")
     assert "disk 64M: watched from outside, and what goes beyond it is ended, with local" in planned.out
 
     done, record = project.apply()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 from argparse import SUPPRESS, ArgumentParser
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
 import runner.cli.verbs
-from runner.cli.main import main
-from runner.cli.output import Output
 from runner.cli.parser import GROUPS, parser_of, parsers
 from runner.cli.requests import nearest_manifests
 from runner.core import plugins
+from tests.support.bad_input import called
 from tests.support.needs import ROOT
 from tests.support.situations import document
 
@@ -24,8 +23,7 @@ AGENT = document("AgentType", "fixer", "agent: script\nscript: {files: []}\nwork
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    return main(arguments, Output(out, err)), out.getvalue(), err.getvalue()
+    return astuple(called(*arguments))
 
 
 def every_parser() -> list[ArgumentParser]:

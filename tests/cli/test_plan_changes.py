@@ -13,9 +13,9 @@ from tests.support.situations import Project, document, git
 def changes(project: Project, *arguments: str) -> list[str]:
     """The lines that say what has changed, without the manifest line of each."""
     project.env["COLUMNS"] = "200"
-    done = project.runner("plan", str(project.folder), *arguments)
+    done = project.runner("plan", ".", *arguments)
     lines = done.out[done.out.index("\nsince ") :].splitlines()[2:]
-    return [line.partition("   " + str(project.folder))[0] for line in lines[: lines.index("")]]
+    return [line.partition("   all.runner.yaml")[0] for line in lines[: lines.index("")]]
 
 
 def test_a_changed_script_is_named_with_its_lines(project: Project) -> None:
@@ -36,7 +36,7 @@ def test_a_changed_script_is_named_with_its_lines(project: Project) -> None:
 def test_a_saved_plan_is_compared_by_lines_as_well(project: Project) -> None:
     project.script("echo one\n", provider="process")
     saved = project.folder / "plan.json"
-    project.runner("plan", str(project.folder), "--save", str(saved))
+    project.runner("plan", ".", "--save", str(saved))
     (project.folder / "agent.sh").write_text("echo 2\n")
 
     assert changes(project, "--against", str(saved))[2:] == ["    -echo one", "    +echo 2"]
@@ -130,8 +130,7 @@ def test_no_value_is_shown_longer_than_a_line(project: Project) -> None:
 def test_durations_are_said_as_people_say_them(project: Project) -> None:
     project.script("true", provider="process", run="timeout: 20m")
     project.apply()
-    path = project.folder / "all.runner.yaml"
-    path.write_text(path.read_text().replace("timeout: 20m", "timeout: 90s"))
+    project.edit("timeout: 20m", "timeout: 90s")
 
     assert "~ work.deadline_seconds 20m -> 1m30s" in changes(project)
 

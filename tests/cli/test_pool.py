@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,6 @@ from runner.cli.verbs.pool import counts
 from runner.core.errors import NoPool, Rejected, RunnerError, UnknownPool, UsageError
 from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
 from runner.core.settings import Settings
-from runner.events.record import RunRecord
 from runner.ops.planning.make_plan import make_plan
 from runner.ops.pool.pool import open_pool, pools_of, resize
 from runner.ops.pool.pool import status as look
@@ -32,7 +30,7 @@ from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ports.store import PoolRow, Store
 from runner.store.sqlite import Reader, open_reader
 from tests.support import dockerd, effects
-from tests.support.situations import Project, document, leftovers
+from tests.support.situations import Project, document, leftovers, outcome_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +52,7 @@ def docked(project: Project, repository: Path) -> Project:
     return project
 
 
-def settled(project: Project, ready: int) -> None:
+def wait_for_slots(project: Project, ready: int) -> None:
     """``until`` of a keeper in another process."""
 
     async def wait() -> None:
@@ -98,7 +96,7 @@ def test_a_pool_is_counted(slots: dict[str, int], size: int, words: str) -> None
 async def test_a_protected_path_that_is_not_there_is_no_violation(docked: Project) -> None:
     """The scan began while the daemon removed the container, and saw what stood for the path meanwhile."""
     docked.script("true", provider="docker", workspace=POOL.replace("[README]", "[missing]"))
-    settings = Settings.from_env({"RUNNER_HOME": str(docked.home / "state"), "PATH": os.environ["PATH"], **docked.env})
+    settings = docked.settings(**docked.env)
     planned = await make_plan(docked.folder, settings)
     async with open_workspace_env(settings) as env, open_pool(env, pools_of(planned, 1), print):
         await until(env.store, 1)
@@ -114,7 +112,7 @@ async def test_a_protected_path_that_is_not_there_is_no_violation(docked: Projec
 @pytest.mark.scenario("LIF-20")
 @pytest.mark.scenario("LIF-21")
 async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Project) -> None:
-    settings = Settings.from_env({"RUNNER_HOME": str(docked.home / "state"), "PATH": os.environ["PATH"], **docked.env})
+    settings = docked.settings(**docked.env)
     planned = await make_plan(docked.folder, settings)
     told: list[RunnerError] = []
     async with open_workspace_env(settings) as env, open_pool(env, pools_of(planned, 1), told.append):
@@ -131,8 +129,8 @@ async def test_a_run_has_its_workspace_from_the_pool_or_says_why_not(docked: Pro
 
     assert (warm.exit_code, cold.exit_code, told) == (0, 0, [])
     assert read == ["hello", "denied"]
-    assert message(warm) == "docker, isolation namespaces, kept warm"
-    assert message(cold) == "docker, isolation namespaces, made cold: empty"
+    assert outcome_of(warm, "provision").message == "docker, isolation namespaces, kept warm"
+    assert outcome_of(cold, "provision").message == "docker, isolation namespaces, made cold: empty"
     assert (str(warm.slot).partition("-")[0], warm.pool_miss) == ("slot", None)
     assert (cold.slot, cold.pool_miss) == (None, PoolMissReason.EMPTY)
     assert warm.observed is not None
@@ -154,15 +152,14 @@ def test_a_slot_of_another_kind_is_left_alone_and_the_miss_is_counted(docked: Pr
     }
     missed = {}
     with keeper(docked, "--size", "1"), dockerd.session().client() as client:
-        settled(docked, 1)
+        wait_for_slots(docked, 1)
         before = slots(docked)
         other = client.create_container(dockerd.IMAGE, ["true"])["Id"]
         client.commit(other, "runner-tests", "other", conf={"Labels": {"other": "yes"}})
         client.remove_container(other)
         for reason, change in changes.items():
             docked.script("true", provider="docker", **change)
-            done, record = docked.apply()
-            assert done.code == 0, done.out + done.err
+            record = docked.succeed()
             missed[reason] = record["pool"]
         assert slots(docked) == before
         shown = docked.runner("pool", "status", "--output", "json")
@@ -179,13 +176,12 @@ def test_a_warm_workspace_is_ready_within_150_ms_and_there_is_another_for_the_ne
     took, used = [], []
     with keeper(docked, "--size", "1"):
         while sum(seconds <= 0.15 for seconds in took) < 3 and len(took) < 12:
-            settled(docked, 1)
-            done, record = docked.apply()
-            assert done.code == 0, done.out + done.err
+            wait_for_slots(docked, 1)
+            record = docked.succeed()
             assert record["pool"]["slot"].startswith("slot-")
             took.append(seconds_until(docked, record, "ResourceCreated"))
             used.append(seconds_until(docked, record, "IsolationObserved"))
-        settled(docked, 1)
+        wait_for_slots(docked, 1)
     _, cold = docked.apply()
 
     assert sum(seconds <= 0.15 for seconds in took) == 3, took
@@ -200,12 +196,6 @@ def seconds_until(project: Project, record: dict[str, Any], type: str) -> float:
     return float(at[type] - at["ResourceIntended"]) / 1e6
 
 
-def message(record: RunRecord) -> str:
-    outcome = record.steps["provision"].outcome
-    assert outcome is not None
-    return outcome.message
-
-
 async def until(store: Reader | Store, ready: int) -> None:
     """Wait until there is a pool with just so many slots, all of them ready."""
     with trio.fail_after(60):
@@ -217,12 +207,12 @@ async def until(store: Reader | Store, ready: int) -> None:
 @pytest.mark.scenario("LIF-21")
 def test_the_size_of_a_pool_follows_within_a_minute_and_a_killed_keeper_leaves_nothing(docked: Project) -> None:
     with keeper(docked, "--size", "1") as process:
-        settled(docked, 1)
+        wait_for_slots(docked, 1)
         for size in (3, 0, 2):
             assert docked.runner("pool", "resize", str(size)).code == 0
-            settled(docked, size)
+            wait_for_slots(docked, size)
         assert docked.apply()[1]["pool"]["slot"].startswith("slot-")
-        settled(docked, 2)
+        wait_for_slots(docked, 2)
         second = docked.runner("pool", "warm", str(docked.folder))
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -236,23 +226,6 @@ def test_the_size_of_a_pool_follows_within_a_minute_and_a_killed_keeper_leaves_n
     assert recovered.out.count("was kept warm by a process that has died") == 2
     assert slots(docked) == []
     assert docked.runner("recover").out == docked.runner("recover").out
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("who", ["keeper", "claimer"])
-def test_whoever_is_killed_at_whatever_moment_nothing_is_left(docked: Project, who: str) -> None:
-    """Of a keeper while it fills a pool, of a run while it gets its workspace and works in it."""
-    for tick in range(8):
-        if who == "keeper":
-            kill(docked.start("pool", "warm", str(docked.folder)), 0.4 + tick / 8)
-            continue
-        with keeper(docked):
-            settled(docked, 2)
-            kill(docked.start("apply", str(docked.folder)), 0.6 + tick / 16)
-    recovered = docked.runner("recover")
-
-    assert recovered.code in (0, 1), recovered.err
-    assert slots(docked) == []
 
 
 WATCHED = """
@@ -293,10 +266,10 @@ def test_whoever_is_killed_at_an_effect_nothing_is_left(docked: Project, who: st
             assert recovered(docked) + slots(docked) + leftovers(docked.home) == [], number
         return
     with keeper(docked):
-        settled(docked, 2)
+        wait_for_slots(docked, 2)
         total = effects_of(docked, "apply", str(docked.folder))
         for number in range(20, total, total // 16):
-            settled(docked, 2)
+            wait_for_slots(docked, 2)
             effects_of(docked, "apply", str(docked.folder), kill_at=number)
             assert recovered(docked)[2:] == [], number  # the keeper has its own two still
     assert recovered(docked) + slots(docked) + leftovers(docked.home) == []
@@ -307,13 +280,6 @@ def recovered(project: Project) -> list[str]:
     names = [path.stem for path in (project.home / "state" / "sandboxes").glob("*.json")]
     assert project.runner("recover").code == 0
     return [name for name in names if Path("/run/runner-docker", name).exists()]
-
-
-def kill(process: subprocess.Popen[str], seconds: float) -> None:
-    with process:
-        time.sleep(seconds)
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +293,7 @@ def kill(process: subprocess.Popen[str], seconds: float) -> None:
 async def test_a_pool_that_can_not_be_had_is_an_error(project: Project, more: str, error: str) -> None:
     project.script("true", workspace="repo_source: {type: none}\nwarm_pool: {size: 2}", run=more)
     if more:
-        worker = (project.folder / "all.runner.yaml").read_text()
+        worker = project.manifest.read_text()
         project.write(worker, document("Project", "shop", "root: ."))
 
     with pytest.raises(Rejected) as caught:
@@ -344,7 +310,7 @@ async def test_the_server_s_size_is_for_those_that_take_its_providers(project: P
     env = {"RUNNER_HOME": str(project.home), "WARM_POOL_SIZE": "4"}
     project.script("true", workspace="repo_source: {type: none}")
     written = await make_plan(project.folder, Settings.from_env(env))
-    path = project.folder / "all.runner.yaml"
+    path = project.manifest
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if "providers:" not in line))
     default = await make_plan(project.folder, Settings.from_env(env))

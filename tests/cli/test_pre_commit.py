@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_init import BIN, PYTHON, commit
+from tests.cli.test_init import BIN, PYTHON, commit_files
 from tests.support.situations import Project, git
 
 ROOT = Path(__file__).parents[2]
@@ -25,20 +25,13 @@ def pre_commit(project: Project, *arguments: str, **env: str) -> subprocess.Comp
     )
 
 
-def break_policy(project: Project) -> None:
+def check_hook(project: Project, *words: str, **env: str) -> None:
+    """A good policy passes, and a misspelt one does not."""
+    good = pre_commit(project, *words, **env)
     policy = project.folder / ".runner" / "policy.runner.yaml"
     policy.write_text(policy.read_text().replace("max_file_size", "max_file_sise"))
     git(project.folder, "add", "-A")
-
-
-def test_the_hook_that_init_writes_judges_what_is_committed(project: Project) -> None:
-    commit(project.folder, PYTHON)
-    project.runner("init", "--pre-commit")
-    git(project.folder, "add", "-A")
-
-    good = pre_commit(project, "run")
-    break_policy(project)
-    bad = pre_commit(project, "run")
+    bad = pre_commit(project, *words, **env)
 
     assert good.returncode == 0, good.stdout + good.stderr
     assert "Passed" in good.stdout
@@ -46,8 +39,16 @@ def test_the_hook_that_init_writes_judges_what_is_committed(project: Project) ->
     assert "did you mean `max_file_size`?" in bad.stdout
 
 
+def test_the_hook_that_init_writes_judges_what_is_committed(project: Project) -> None:
+    commit_files(project.folder, PYTHON)
+    project.runner("init", "--pre-commit")
+    git(project.folder, "add", "-A")
+
+    check_hook(project, "run")
+
+
 def test_the_hook_that_init_shows_where_there_are_others_is_the_one_that_it_writes(project: Project) -> None:
-    commit(project.folder, {**PYTHON, ".pre-commit-config.yaml": "repos: []\n"})
+    commit_files(project.folder, {**PYTHON, ".pre-commit-config.yaml": "repos: []\n"})
 
     shown = project.runner("init").out
     shutil.rmtree(project.folder / ".runner")
@@ -63,18 +64,10 @@ def test_the_hook_of_this_repository_installs_and_runs(project: Project, tmp_pat
     ours = tmp_path / "runner"
     left_out = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".runner-state", ".hypothesis", "__pycache__")
     shutil.copytree(ROOT, ours, ignore=left_out)
-    commit(ours, {})
-    commit(project.folder, PYTHON)
+    commit_files(ours, {})
+    commit_files(project.folder, PYTHON)
     project.runner("init")
     git(project.folder, "add", "-A")
     registry = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
 
-    hook = ("try-repo", str(ours), "runner-validate", "--all-files")
-    good = pre_commit(project, *hook, **registry)
-    break_policy(project)
-    bad = pre_commit(project, *hook, **registry)
-
-    assert good.returncode == 0, good.stdout + good.stderr
-    assert "Passed" in good.stdout
-    assert bad.returncode == 1
-    assert "did you mean `max_file_size`?" in bad.stdout
+    check_hook(project, "try-repo", str(ours), "runner-validate", "--all-files", **registry)

@@ -23,6 +23,7 @@ INCIDENT = {
 }
 RIGHTS = {"cluster_name": "prod-eu", "can_get_pods": True, "can_get_logs": True, "can_get_events": False}
 AGENT = 'cat > "$RUNNER_OUTPUT/stdin"'
+PROMPT = 'prompt: "{{ incident.faultType }} on {{ incident.resource.name }}"'
 HOUSING = {
     "local": "providers: [local]",
     "docker": f"providers: [docker], base_image: {dockerd.IMAGE}",
@@ -61,7 +62,7 @@ def write(
         agent_type: worker
         incident: {{directory: incident{cluster}}}
         context: {{preload: [{preload}]}}
-        prompt: "{{{{ incident.faultType }}}} on {{{{ incident.resource.name }}}}"
+        {PROMPT}
     """
     project.write(document("AgentType", "worker", types), document("IncidentRun", "triage", run))
 
@@ -150,9 +151,8 @@ def test_rights_that_were_written_down_are_told_beside_those_of_the_cluster(proj
         cluster = ", kubeconfig: kube.yaml"
         files: dict[str, Any] = {"incident": INCIDENT, "incident_cluster_permissions": stated}
         write(project, "incident, permissions", cluster=cluster, **files)
-        done, record = project.apply()
+        record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     text = part(sent(project, record), "kubernetes_cluster_access_permissions")
     probed, _, rest = text.partition("\n\nThat is what the cluster answers, and it holds. ")
     assert json.loads(probed)["can_get_events"] is True
@@ -180,11 +180,10 @@ def test_without_a_cluster_the_files_are_enough_and_what_is_missing_is_said(proj
         incident_cluster_permissions={**RIGHTS, "who": "me"},
     )
 
-    planned = project.runner("plan", str(project.folder))
-    done, record = project.apply()
+    planned = project.runner("plan", ".")
+    record = project.succeed()
 
     assert "warning[triage.preload-missing]: without a cluster there is no baseline" in planned.err
-    assert done.code == 0, done.out + done.err
     prompt = sent(project, record)
     assert json.loads(part(prompt, "kubernetes_cluster_access_permissions")) == {**RIGHTS, "who": "me"}
     assert "initial_triage_report" not in prompt
@@ -196,53 +195,38 @@ def test_rights_in_no_form_are_passed_on_as_text(project: Project) -> None:
     """Case 35."""
     write(project, "permissions", incident=INCIDENT, incident_cluster_permissions=b"pods: yes\x1b[31m </incident>\n")
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert part(sent(project, record), "kubernetes_cluster_access_permissions") == "pods: yes &lt;/incident>"
     assert codes(record) == ["triage.rights"]
 
 
 def test_an_incident_without_its_file_has_a_prompt_without_it(project: Project) -> None:
     write(project, "incident")
-    text = (project.folder / "all.runner.yaml").read_text()
-    (project.folder / "all.runner.yaml").write_text(re.sub('prompt: "{{.*', "prompt: /k8s-troubleshooter", text))
+    project.edit(PROMPT, "prompt: /k8s-troubleshooter")
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert sent(project, record) == "Be brief.\n\n/k8s-troubleshooter"
     assert codes(record) == ["triage.preload-missing"]
     assert step(record, "preload")["outcome"]["message"] == "nothing"
 
 
 @pytest.mark.scenario("TRI-33")
-@pytest.mark.parametrize(("letters", "warned"), [(31_000, []), (33_000, ["triage.context-large"])])
-def test_a_context_of_more_than_eight_thousand_tokens_is_said(
+@pytest.mark.parametrize(
+    ("letters", "warned"), [(31_000, []), (33_000, ["triage.context-large"]), (60_000, ["triage.context-large"])]
+)
+def test_a_context_of_more_than_eight_thousand_tokens_is_said_and_an_incident_never_cut(
     project: Project, letters: int, warned: list[str]
 ) -> None:
-    """Four letters are a token."""
+    """Case 33. Four letters are a token."""
     write(project, "incident", incident={**INCIDENT, "context": "x" * letters})
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert codes(record) == warned
+    assert json.loads(part(sent(project, record), "incident"))["context"] == "x" * letters
     assert abs(record["preloaded"]["tokens"] - letters / 4) < 200
-
-
-@pytest.mark.scenario("TRI-33")
-def test_an_incident_is_never_cut(project: Project) -> None:
-    """Case 33."""
-    long = "x" * 60_000
-    write(project, "incident", incident={**INCIDENT, "context": long})
-
-    done, record = project.apply()
-
-    assert done.code == 0, done.out + done.err
-    assert json.loads(part(sent(project, record), "incident"))["context"] == long
-    assert codes(record) == ["triage.context-large"]
-    assert record["preloaded"]["tokens"] > 15_000
 
 
 REFUSED = {
@@ -256,10 +240,8 @@ REFUSED = {
 @pytest.mark.parametrize(("old", "new", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_can_not_be_preloaded_is_an_error_at_its_place(project: Project, old: str, new: str, words: str) -> None:
     write(project, "incident, baseline", incident=INCIDENT)
-    manifest = project.folder / "all.runner.yaml"
-    text = manifest.read_text()
-    assert old in text
-    manifest.write_text(re.sub(r'prompt: "{{.*', "prompt: x", text.replace(f"  {old}" if not new else old, new)))
+    project.edit(f"  {old}" if not new else old, new)
+    project.edit(PROMPT, "prompt: x")
 
     for verb in ("plan", "validate"):
         said = project.runner(verb, str(project.folder))
@@ -273,7 +255,7 @@ def test_a_file_that_fits_no_model_is_an_error(project: Project) -> None:
     """Case 35: it would be sent whole."""
     write(project, "incident", incident={"faultType": "x", "resource": "a", "context": "x" * (1 << 20)})
 
-    said = project.runner("plan", str(project.folder))
+    said = project.runner("plan", ".")
 
     assert said.code == 2
     assert "`incident.json` is larger than 1 MiB" in said.err
@@ -296,15 +278,14 @@ def test_what_is_continued_has_its_context_anew_or_as_it_was(project: Project) -
     write(project, "incident", agent=f"{AGENT}; echo a > a; exit 1", incident=INCIDENT)
     project.apply()
     (project.folder / "agent.sh").write_text(f"{AGENT}; echo b > b")
-    manifest = project.folder / "all.runner.yaml"
-    manifest.write_text(manifest.read_text() + "  verify: {files: {required: [never]}}\n")
+    project.edit(PROMPT, f"{PROMPT}\n  verify: {{files: {{required: [never]}}}}")
 
     again = project.runner("resume", "last")
-    second = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+    second = project.record()
     first_prompt = sent(project, second)
-    manifest.write_text(manifest.read_text().replace("[never]", "[b]"))
+    project.edit("[never]", "[b]")
     over = project.runner("resume", "last")
-    third = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+    third = project.record()
 
     assert again.code == 1, again.out + again.err
     assert step(second, "preload")["reused"] is None
@@ -319,14 +300,10 @@ def test_a_prompt_of_five_mebibytes_and_odd_characters_arrives_as_it_was_kept(pr
     """Cases 30 and 31: what has no bytes is refused when it is planned; all else is sent."""
     text = "\x1b[31m\x07é文😀\u202e\x9b \r\n\t" * 220_000
     write(project, "incident", incident=json.dumps({**INCIDENT, "title": text}, ensure_ascii=False).encode())
-    manifest = project.folder / "all.runner.yaml"
-    written = manifest.read_text()
-    manifest.write_text(
-        written.replace("[incident]", "[]").replace("{{ incident.faultType }} on", "{{ incident.title }}")
-    )
+    project.edit("[incident]", "[]")
+    project.edit("{{ incident.faultType }} on", "{{ incident.title }}")
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert sent(project, record) == f"Be brief.\n\n{text} checkout"
     assert len(text.encode()) > 5 << 20

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runner.cli.main import main
-from runner.cli.output import Output
-from tests.support.situations import Done, Project, document, git, step
+from tests.support.bad_input import called
+from tests.support.situations import REPO, Project, commit, document, git, step
 
 SHOP = "{workspace_isolation: %s}"
 OWN = "project's own\n"
@@ -22,20 +20,13 @@ def runs(project: Project, script: str, spec: str | None, workspace: str = "", r
     """A run `work` of project `shop`, which is described by ``spec`` if there is one."""
     project.script(script, workspace=f"{repository}\n{workspace}", run="project: shop")
     if spec is not None:
-        with (project.folder / "all.runner.yaml").open("a") as file:
-            file.write("---\n" + document("Project", "shop", spec))
+        project.add(document("Project", "shop", spec))
 
 
 @pytest.fixture(autouse=True)
 def here(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_HOME", str(project.home / "state"))
     monkeypatch.chdir(project.folder)
-
-
-def called(*arguments: str) -> Done:
-    """The command without a process of its own, for what starts nothing."""
-    out, err = StringIO(), StringIO()
-    return Done(main(arguments, Output(out, err)), out.getvalue(), err.getvalue())
 
 
 def in_project(project: Project, name: str, text: str) -> Path:
@@ -51,7 +42,7 @@ def rarely(value: str) -> Any:
     return pytest.param(value, marks=pytest.mark.nightly)
 
 
-def shown(*arguments: str) -> Any:
+def read_project(*arguments: str) -> Any:
     done = called("project", *arguments, "--output", "json")
     assert done.code == 0, done.err
     return json.loads(done.out)
@@ -72,9 +63,9 @@ def codes(record: dict[str, Any]) -> list[str]:
 @pytest.mark.scenario("ISO-03")
 @pytest.mark.scenario("ISO-04", only="local")
 def test_a_project_made_with_isolation_says_so_and_its_workspaces_see_themselves_alone(project: Project) -> None:
-    made = shown("create", "shop", "--workspace-isolation", "--protected", "AGENTS.md")
+    made = read_project("create", "shop", "--workspace-isolation", "--protected", "AGENTS.md")
     assert made["workspace_isolation"] is True
-    assert shown("get", "shop") == made == shown("list")[0]
+    assert read_project("get", "shop") == made == read_project("list")[0]
 
     runs(project, "pwd; ls -A /workspace; ls /workspace/.. | grep -c workspaces; echo x > AGENTS.md", None)
     done, record = project.apply()
@@ -89,14 +80,13 @@ def test_a_project_made_with_isolation_says_so_and_its_workspaces_see_themselves
 @pytest.mark.scenario("ISO-03")
 @pytest.mark.scenario("ISO-05", only="local")
 def test_a_project_made_without_isolation_is_seen_whole(project: Project) -> None:
-    assert shown("create", "shop")["workspace_isolation"] is False
-    assert shown("get", "shop")["workspace_isolation"] is False
+    assert read_project("create", "shop")["workspace_isolation"] is False
+    assert read_project("get", "shop")["workspace_isolation"] is False
     runs(project, "pwd; ls -A /workspace; cat /workspace/notes; echo more >> /workspace/notes; echo x > ../../y", None)
     notes = in_project(project, "notes", "some\n")
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     place = f"/workspace/workspaces/{record['id']}-1"
     assert project.logs("agent").splitlines() == [place, "notes", "workspaces", "some"]
     assert notes.read_text() == "some\nmore\n"
@@ -146,10 +136,9 @@ def test_a_project_that_cannot_be_is_refused(project: Project, arguments: list[s
 @pytest.mark.nightly
 def test_a_manifest_of_a_stranger_changes_no_project(project: Project) -> None:
     runs(project, "true", SHOP % "true")
-    done, _ = project.apply("--untrusted")
+    project.succeed("--untrusted")
 
-    assert done.code == 0, done.err
-    assert shown("list") == []
+    assert read_project("list") == []
 
 
 @pytest.mark.parametrize(
@@ -170,7 +159,7 @@ def test_a_manifest_of_a_stranger_gets_no_directory_of_others(project: Project, 
 
 
 def test_a_recorded_project_is_nothing_to_a_stranger(project: Project) -> None:
-    shown("create", "shop", "--workspace-isolation", "--root", "/")
+    read_project("create", "shop", "--workspace-isolation", "--root", "/")
     runs(project, "true", None)
 
     done = called("plan", str(project.folder), "--untrusted")
@@ -179,7 +168,7 @@ def test_a_recorded_project_is_nothing_to_a_stranger(project: Project) -> None:
 
 
 def test_a_recorded_project_may_have_names_that_json_escapes(project: Project) -> None:
-    shown("create", "shop", "--workspace-isolation", "--protected", "\U0001f600/\u00e9")
+    read_project("create", "shop", "--workspace-isolation", "--protected", "\U0001f600/\u00e9")
     runs(project, "true", None)
 
     done = called("plan", str(project.folder))
@@ -234,13 +223,11 @@ def test_an_isolated_run_sees_nothing_of_its_project(project: Project) -> None:
 
 # --- AGENTS.md ---
 
-CLONED = "repo_source: {type: local, path: repo}"
-
 
 @pytest.mark.scenario("ISO-06")
 @pytest.mark.parametrize(
     "source",
-    [CLONED, rarely(""), rarely("repo_source: {type: local, path: repo, include_dirty: true}")],
+    [REPO, rarely(""), rarely("repo_source: {type: local, path: repo, include_dirty: true}")],
     ids=["clone", "no repository", "dirty clone"],
 )
 def test_the_project_s_agents_file_is_in_an_isolated_workspace_and_never_in_its_work(
@@ -249,9 +236,8 @@ def test_the_project_s_agents_file_is_in_an_isolated_workspace_and_never_in_its_
     (project.folder / "AGENTS.md").write_text(OWN)
     runs(project, "cat /workspace/AGENTS.md; echo work > made", SHOP % "true", repository=source)
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert project.logs("agent") == OWN
     assert (record["saved_work"]["changed"], "made" in patch(project), "AGENTS" in patch(project)) == (1, True, False)
     assert record["warnings"] == []
@@ -265,11 +251,10 @@ def test_an_agents_file_that_an_agent_changed_is_said_and_left_out(
     project: Project, repository: Path, change: str
 ) -> None:
     (project.folder / "AGENTS.md").write_text(OWN)
-    runs(project, f"echo work > made; {change}", SHOP % "true", repository=CLONED)
+    runs(project, f"echo work > made; {change}", SHOP % "true", repository=REPO)
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert (record["saved_work"]["changed"], "AGENTS" in patch(project)) == (1, False)
     assert [w["message"] for w in record["warnings"]] == [
         "save: `AGENTS.md` was changed; it is a copy of the project's, not part of the work"
@@ -278,7 +263,7 @@ def test_an_agents_file_that_an_agent_changed_is_said_and_left_out(
 
 @pytest.mark.scenario("ISO-07")
 def test_a_project_without_an_agents_file_is_no_error(project: Project, repository: Path) -> None:
-    runs(project, "ls AGENTS.md || echo none", SHOP % "true", repository=CLONED)
+    runs(project, "ls AGENTS.md || echo none", SHOP % "true", repository=REPO)
 
     done, record = project.apply()
 
@@ -297,9 +282,8 @@ def test_a_workspace_s_own_agents_file_stays(project: Project, repository: Path,
     else:
         path.mkdir()
         (path / "file").write_text("the workspace's\n")
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "own")
-    runs(project, "cat AGENTS.md AGENTS.md/file; echo more > made; rm -r AGENTS.md", SHOP % "true", repository=CLONED)
+    commit(repository, "own")
+    runs(project, "cat AGENTS.md AGENTS.md/file; echo more > made; rm -r AGENTS.md", SHOP % "true", repository=REPO)
 
     _, record = project.apply()
 
@@ -318,27 +302,13 @@ def test_an_agents_file_that_is_a_link_is_refused_at_the_project(project: Projec
     assert "root: ." in done.err
 
 
-def test_an_agents_file_is_part_of_the_plan(project: Project) -> None:
-    runs(project, "cat AGENTS.md", SHOP % "true")
-    saved = project.folder / "plan.json"
-    (project.folder / "AGENTS.md").write_text(OWN)
-    called("plan", str(project.folder), "--save", str(saved))
-    (project.folder / "AGENTS.md").write_text("another\n")
-
-    done = called("apply", str(saved))
-
-    assert done.code == 2
-    assert "plan.stale" in done.err
-
-
 def test_without_isolation_the_agents_file_is_in_the_project_s_directory(project: Project, repository: Path) -> None:
     (project.folder / "AGENTS.md").write_text(OWN)
-    runs(project, "ls -A; cat /workspace/AGENTS.md; echo more >> /workspace/AGENTS.md", SHOP % "false", "", CLONED)
+    runs(project, "ls -A; cat /workspace/AGENTS.md; echo more >> /workspace/AGENTS.md", SHOP % "false", "", REPO)
     placed = in_project(project, "AGENTS.md", "forged\n")
 
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert done.code == 0, done.out + done.err
     assert project.logs("agent").splitlines() == [".git", "README", "src", OWN.strip()]
     assert placed.read_text() == f"{OWN}more\n"
     assert record["saved_work"]["changed"] == 0
@@ -349,8 +319,8 @@ def test_without_isolation_the_agents_file_is_in_the_project_s_directory(project
 
 @pytest.mark.scenario("ISO-13", only="local")
 def test_protected_paths_are_ignored_with_a_warning_when_isolation_is_off(project: Project, repository: Path) -> None:
-    shown("create", "shop", "--workspace-isolation")
-    runs(project, "echo x > README", "{protected_paths: [README]}", repository=CLONED)
+    read_project("create", "shop", "--workspace-isolation")
+    runs(project, "echo x > README", "{protected_paths: [README]}", repository=REPO)
 
     done, record = project.apply()
 
@@ -361,22 +331,12 @@ def test_protected_paths_are_ignored_with_a_warning_when_isolation_is_off(projec
     assert record["observed"]["read_only"] == []
     assert "README" in patch(project)
 
-    row = shown("get", "shop")
+    row = read_project("get", "shop")
     assert (row["workspace_isolation"], row["protected_paths"]) == (False, ["README"])
-    assert row["manifest"] == str(project.folder / "all.runner.yaml")
+    assert row["manifest"] == str(project.manifest)
     refused = called("project", "create", "shop", "--workspace-isolation")
     assert (refused.code, f"change `{row['manifest']}`" in refused.err) == (2, True), "the manifest wins"
-    assert shown("get", "shop") == row
-
-
-def test_what_an_agent_type_protects_needs_isolation(project: Project) -> None:
-    runs(project, "true", SHOP % "false", "protected_paths: [README]")
-
-    done = called("plan", str(project.folder))
-
-    assert done.code == 2
-    assert "error[plan.unenforceable]: workspaces of project `shop` see it whole" in done.err
-    assert "protected_paths: [README]" in done.err
+    assert read_project("get", "shop") == row
 
 
 WAITS = "touch $RUNNER_OUTPUT/ready; while [ ! -e $RUNNER_OUTPUT/go ]; do sleep 0.05; done; echo work > made"
@@ -389,11 +349,10 @@ def test_a_protected_path_that_changed_all_the_same_lets_nothing_out(
     """Nothing in a sandbox can do that; but whether it was done is looked at, and not assumed."""
     (repository / "src" / "deep").mkdir()
     (repository / "src" / "deep" / "file").write_text("one\n")
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "deep")
-    runs(project, WAITS, SHOP % "true", "protected_paths: [src/, new.md]", CLONED)
-    process = project.start("apply", str(project.folder))
-    tree, private = made(project)
+    commit(repository, "deep")
+    runs(project, WAITS, SHOP % "true", "protected_paths: [src/, new.md]", REPO)
+    process = project.start("apply", ".")
+    tree, private = wait_until_ready(project)
     victim = tree / "src" / "deep" / "file"
     if change == "content":
         victim.write_text("two\n")
@@ -403,7 +362,7 @@ def test_a_protected_path_that_changed_all_the_same_lets_nothing_out(
         victim.unlink()
     (private / "output" / "go").touch()
     process.communicate(timeout=60)
-    record = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+    record = project.record()
 
     found = [(v["path"], v["rule"]) for v in record["violations"]]
     if change == "none":
@@ -416,7 +375,7 @@ def test_a_protected_path_that_changed_all_the_same_lets_nothing_out(
     assert ("made" in patch(project), "src" in patch(project)) == (True, False)
 
 
-def made(project: Project) -> tuple[Path, Path]:
+def wait_until_ready(project: Project) -> tuple[Path, Path]:
     """Tree and private directory of the workspace of the only run, once its agent is ready."""
     state = project.home / "state"
     deadline = time.monotonic() + 60
@@ -436,15 +395,15 @@ def made(project: Project) -> tuple[Path, Path]:
 @pytest.mark.nightly
 def test_a_killed_run_is_recovered_without_the_copy_and_with_its_violation(project: Project, repository: Path) -> None:
     (project.folder / "AGENTS.md").write_text(OWN)
-    runs(project, f"echo work > made; {WAITS}", SHOP % "true", "protected_paths: [src/]", CLONED)
-    process = project.start("apply", str(project.folder))
-    tree, _ = made(project)
+    runs(project, f"echo work > made; {WAITS}", SHOP % "true", "protected_paths: [src/]", REPO)
+    process = project.start("apply", ".")
+    tree, _ = wait_until_ready(project)
     process.kill()
     process.communicate(timeout=60)
     (tree / "src" / "app.sh").write_text("changed\n")
 
     recovered = project.runner("recover")
-    record = json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+    record = project.record()
 
     assert recovered.code == 0, recovered.out + recovered.err
     assert [(v["path"], v["rule"]) for v in record["violations"]] == [("src", "protected-changed")]
@@ -455,13 +414,13 @@ def test_a_killed_run_is_recovered_without_the_copy_and_with_its_violation(proje
 def test_making_a_project_again_takes_no_protection_away(project: Project) -> None:
     """Regression: what was not said again was dropped without a word."""
     called("project", "create", "shop", "--workspace-isolation", "--protected", "a")
-    before = shown("get", "shop")
+    before = read_project("get", "shop")
 
     for fewer in (["--protected", "a"], ["--workspace-isolation"]):
         refused = called("project", "create", "shop", *fewer)
         assert (refused.code, "would lose" in refused.err) == (2, True)
-    assert shown("get", "shop") == before
+    assert read_project("get", "shop") == before
 
     more = called("project", "create", "shop", "--workspace-isolation", "--protected", "a", "--protected", "b")
     assert more.code == 0
-    assert shown("get", "shop")["protected_paths"] == ["a", "b"]
+    assert read_project("get", "shop")["protected_paths"] == ["a", "b"]

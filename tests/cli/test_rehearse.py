@@ -72,7 +72,7 @@ def write(project: Project, tools: Path, *, budget: str = "{}", turns: str = TUR
 
 def rehearse(project: Project, *arguments: str) -> tuple[Done, dict[str, Any]]:
     done = project.runner("rehearse", str(project.folder), "--turns", "a.turns.yaml", *arguments)
-    return done, json.loads(project.runner("runs", "show", "last", "--output", "json").out)
+    return done, project.record()
 
 
 @pytest.mark.scenario("BEY-18", only="rehearsal")

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +18,19 @@ import pytest
 from runner.core.redact import Redactor
 from tests.support.bad_input import say
 from tests.support.folder_contents import everything
+from tests.support.guest_driver import alive
 from tests.support.needs import ROOT
-from tests.support.situations import Project, git
+from tests.support.situations import REPO, Project, git, until
 
-LOCAL = "repo_source: {type: local, path: repo}"
 VERIFIED = "snapshot: {}\nverify: {files: {required: [README]}}"
 WORK = "echo better > README; mkdir lib; echo new > lib/new; echo note > $RUNNER_OUTPUT/note"
-
-
-def lives(pid: str) -> bool:
-    """Whether a process runs, a second from now at the latest; one that nobody has buried yet does not."""
-    status = Path("/proc", pid, "stat")
-    for _ in range(100):
-        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.fixture
 def published(project: Project, repository: Path) -> dict[str, Any]:
     """A run that changed a file, made another, and published both."""
-    project.script(WORK, workspace=LOCAL, run=VERIFIED)
-    done, record = project.apply()
-    assert done.code == 0, done.out + done.err
-    return record
+    project.script(WORK, workspace=REPO, run=VERIFIED)
+    return project.succeed()
 
 
 def test_the_branch_of_a_run_is_made_once_and_nothing_else_changes(
@@ -77,12 +64,6 @@ def test_a_branch_goes_into_another_clone_under_another_name(
     assert say(project, "runs", "branch", "last", "--into", "other", "--name", "fix").code == 0
 
     assert git(project.folder / "other", "show", "fix:lib/new") == "new"
-
-
-def test_a_taken_branch_is_bad_input(project: Project, repository: Path, published: Any) -> None:
-    said = say(project, "runs", "branch", "last", "--name", "main")
-
-    assert (said.code, said.errors) == (2, ["deliver.branch-taken"])
 
 
 def test_a_patch_is_checked_then_applied_then_refused(project: Project, repository: Path, published: Any) -> None:
@@ -122,38 +103,6 @@ def test_a_patch_that_was_edited_is_not_applied(project: Project, repository: Pa
     assert git(repository, "status", "--short") == ""
 
 
-def test_an_apply_that_was_killed_is_undone_by_the_next(project: Project, repository: Path) -> None:
-    """By SIGKILL, between the first file and the last."""
-    project.script("for n in $(seq 300); do mkdir -p d$n; echo $n > d$n/f; done", workspace=LOCAL, run=VERIFIED)
-    done, record = project.apply()
-    assert done.code == 0, done.out + done.err
-    before = everything(repository, without=(".git/runner-apply",))
-    folder = repository / ".git" / "runner-apply"
-
-    for _ in range(5):
-        process = project.start("runs", "apply", "last")
-        while process.poll() is None and not (repository / "d150").exists():
-            os.sched_yield()
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        if (folder / "journal.json").exists():
-            break
-        shutil.rmtree(folder, ignore_errors=True)
-        git(repository, "clean", "-qfd")
-    else:
-        pytest.fail("the apply was never caught in the middle")
-    assert everything(repository, without=(".git/runner-apply",)) != before
-
-    assert say(project, "runs", "apply", "last", "--check").errors == ["deliver.interrupted"]
-    assert say(project, "runs", "apply", "last").code == 0
-
-    assert len(list(repository.glob("d*/f"))) == 300
-    assert not folder.exists()
-    git(repository, "add", "-A")
-    assert git(repository, "write-tree") == record["snapshot"]["tree"]
-    shutil.rmtree(project.home / "state" / "tmp")  # copies of the apply that was killed
-
-
 def test_a_push_by_the_name_of_a_remote(project: Project, repository: Path, published: Any) -> None:
     git(project.folder, "clone", "-q", "--bare", str(repository), "remote.git")
     git(repository, "remote", "add", "origin", str(project.folder / "remote.git"))
@@ -168,7 +117,7 @@ def test_a_push_by_the_name_of_a_remote(project: Project, repository: Path, publ
 
 
 def test_the_default_branch_is_pushed_to_only_by_name(project: Project, repository: Path) -> None:
-    project.script(WORK, workspace=LOCAL, run=VERIFIED.replace("{}", "{branch: main}"))
+    project.script(WORK, workspace=REPO, run=VERIFIED.replace("{}", "{branch: main}"))
     assert project.apply()[0].code == 0
     git(project.folder, "clone", "-q", "--bare", str(repository), "remote.git")
     url = f"file://{project.folder}/remote.git"
@@ -188,14 +137,13 @@ def test_a_signal_ends_a_push_and_its_processes(project: Project, repository: Pa
     (fake / "ssh").chmod(0o755)
     project.env["PATH"] = f"{fake}:{os.environ['PATH']}"
     process = project.start("runs", "push", "last", "--to", "git@host.example:shop")
-    while not (project.folder / "pid").exists() or not (project.folder / "pid").read_text():
-        os.sched_yield()
+    until(lambda: (project.folder / "pid").exists() and (project.folder / "pid").read_text())
 
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(20) == 130
     process.communicate()
-    assert not lives((project.folder / "pid").read_text().strip())
+    until(lambda: not alive(int((project.folder / "pid").read_text())), 1)
 
 
 NOT_DELIVERED: dict[str, tuple[str, str | None, str, int, str]] = {
@@ -208,7 +156,7 @@ NOT_DELIVERED: dict[str, tuple[str, str | None, str, int, str]] = {
 def test_only_what_was_published_is_delivered(
     project: Project, repository: Path, script: str, policy: str | None, run: str, exit_code: int, code: str
 ) -> None:
-    project.script(script, workspace=LOCAL, run=run, policy=policy)
+    project.script(script, workspace=REPO, run=run, policy=policy)
     _, record = project.apply()
     before = everything(repository)
 
@@ -231,7 +179,7 @@ UNVERIFIED = {
 def test_work_that_nothing_vouches_for_is_delivered_only_when_that_is_asked_for(
     project: Project, repository: Path, run: str, why: str, exit_code: int
 ) -> None:
-    project.script(WORK, workspace=LOCAL, run=run)
+    project.script(WORK, workspace=REPO, run=run)
     done, record = project.apply()
     assert (done.code, record["snapshot"] is not None) == (exit_code, True), done.out + done.err
     git(project.folder, "clone", "-q", "--bare", str(repository), "remote.git")
@@ -252,9 +200,8 @@ def test_work_that_nothing_vouches_for_is_delivered_only_when_that_is_asked_for(
 def test_a_commit_names_its_run_its_plan_and_its_task(project: Project, repository: Path) -> None:
     """As trailers that git reads, also behind those of the manifest's own message."""
     message = "fix: it\\n\\nBecause.\\n\\nReviewed-by: nobody"
-    project.script(WORK, workspace=LOCAL, run=VERIFIED.replace("{}", f'{{message: "{message}"}}', 1))
-    done, record = project.apply("--task", "pull_request_number=7", "--task", "branch=feature/x")
-    assert done.code == 0, done.out + done.err
+    project.script(WORK, workspace=REPO, run=VERIFIED.replace("{}", f'{{message: "{message}"}}', 1))
+    record = project.succeed("--task", "pull_request_number=7", "--task", "branch=feature/x")
     assert say(project, "runs", "branch", "last").code == 0
 
     body = git(repository, "log", "-1", "--format=%B", f"runner/{record['id']}")
@@ -270,7 +217,7 @@ def test_a_commit_names_its_run_its_plan_and_its_task(project: Project, reposito
 
 
 def test_a_run_without_a_change_has_nothing_to_apply(project: Project, repository: Path) -> None:
-    project.script("true", workspace=LOCAL, run=VERIFIED.replace("snapshot: {}", "snapshot: {allow_empty: true}"))
+    project.script("true", workspace=REPO, run=VERIFIED.replace("snapshot: {}", "snapshot: {allow_empty: true}"))
     assert project.apply()[0].code == 0
 
     said = say(project, "runs", "apply", "last")
@@ -316,8 +263,7 @@ def odd(project: Project) -> dict[str, Any]:
         r"cd $RUNNER_OUTPUT; mkdir -p a/b; echo 1 > a/b/c; echo 2 > 'with\slash'; echo 3 > line;"
         " head -c 3000000 /dev/zero > big"
     )
-    done, record = project.apply()
-    assert done.code == 0, done.out + done.err
+    record = project.succeed()
     files = project.directory(record)
     os.rename(files / "output" / "line", files / "output" / "a\nline")
     (files / "output" / os.fsdecode(b"raw\xff")).write_text("4\n")
@@ -351,7 +297,9 @@ def test_a_folder_has_the_evidence_with_checksums_that_hold(project: Project, od
     assert not any(path.is_symlink() for path in out.rglob("*"))
 
 
-def test_an_archive_is_the_same_every_time(project: Project, odd: dict[str, Any]) -> None:
+def test_an_archive_is_the_same_every_time_and_unpacks_to_what_its_checksums_say(
+    project: Project, odd: dict[str, Any]
+) -> None:
     one, two = project.folder / "one.tar.gz", project.folder / "two.tgz"
     assert say(project, "runs", "export", "last", "--to", one).code == 0
     for path in project.directory(odd).rglob("*"):
@@ -367,16 +315,10 @@ def test_an_archive_is_the_same_every_time(project: Project, odd: dict[str, Any]
     assert len(names) > 10
     assert (contents, sums) == ("EXPORT.json", "SHA256SUMS")
     assert {(m.mtime, m.uid, m.gid, m.uname, m.isreg()) for m in members} == {(odd["started"] // 10**6, 0, 0, "", True)}
-
-
-def test_an_archive_unpacks_to_what_its_checksums_say(project: Project, odd: dict[str, Any]) -> None:
-    say(project, "runs", "export", "last")
-    subprocess.run(["tar", "-xzf", f"run-{odd['id']}.tar.gz"], cwd=project.folder, check=True)
+    subprocess.run(["tar", "-xzf", one], cwd=project.folder, check=True)
     out = project.folder / f"run-{odd['id']}"
-
     assert subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=out, check=False).returncode == 0
-    big = hashlib.sha256(bytes(3_000_000)).hexdigest()
-    assert f"{big}  output/big\n" in (out / "SHA256SUMS").read_text()
+    assert f"{hashlib.sha256(bytes(3_000_000)).hexdigest()}  output/big\n" in (out / "SHA256SUMS").read_text()
 
 
 def test_a_key_that_this_host_knows_by_now_is_nowhere_in_an_archive(
@@ -441,7 +383,7 @@ def test_an_export_that_the_disk_does_not_take_leaves_nothing(project: Project, 
 
 
 def test_the_evidence_of_a_withheld_run_can_be_exported(project: Project, repository: Path) -> None:
-    project.script(WORK, workspace=LOCAL, run="snapshot: {}", policy="allowed_paths: ['lib/**']")
+    project.script(WORK, workspace=REPO, run="snapshot: {}", policy="allowed_paths: ['lib/**']")
     project.apply()
 
     assert say(project, "runs", "export", "last", "--to", "e.tar.gz").code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 import pytest
 import trio
 
-from runner.cli.main import main
-from runner.cli.output import Output
 from runner.core.model import Outcome, Reason, Status, Usage
 from runner.events import events as ev
 from runner.ops.host.state import now_microseconds
 from runner.store.sqlite import open_store
+from tests.support.bad_input import called
 from tests.support.situations import Project
 
 HOUR = 3_600_000_000
@@ -69,9 +67,9 @@ def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EarlierRuns:
 
 
 def listed(*arguments: str) -> list[str]:
-    out, err = io.StringIO(), io.StringIO()
-    assert main(["runs", "list", *arguments], Output(out, err)) == 0, err.getvalue()
-    return out.getvalue().splitlines()
+    done = called("runs", "list", *arguments)
+    assert done.code == 0, done.err
+    return done.out.splitlines()
 
 
 def ids(lines: Sequence[str]) -> list[str]:
@@ -160,10 +158,9 @@ TIMES = ("created", "ended")
     ],
 )
 def test_a_filter_that_is_none_is_bad_input(past: EarlierRuns, arguments: list[str], told: str) -> None:
-    out = io.StringIO()
+    done = called("runs", "list", *arguments)
 
-    assert main(["runs", "list", *arguments], Output(out, out)) == 2
-    assert told in out.getvalue()
+    assert (done.code, told in done.err) == (2, True)
 
 
 def test_a_real_run_knows_the_repository_of_its_manifests(project: Project) -> None:
@@ -171,7 +168,7 @@ def test_a_real_run_knows_the_repository_of_its_manifests(project: Project) -> N
     (project.folder / ".git").mkdir()
     assert project.apply()[0].code == 0
 
-    (row,) = json.loads(project.runner("runs", "list", "--output", "json").out)
+    (row,) = project.json("runs", "list")
 
     assert (row["manifests"], row["name"]) == (str(project.folder), "work")
     assert row["seconds"] > 0

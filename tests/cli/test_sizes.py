@@ -36,7 +36,7 @@ def among_lines(texts: Iterable[str]) -> str:
 
 def manifests(*documents: str) -> Make:
     def make(project: Project) -> None:
-        (project.folder / "all.runner.yaml").write_text("---\n".join(documents))
+        project.manifest.write_text("---\n".join(documents))
 
     return make
 

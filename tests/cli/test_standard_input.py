@@ -13,7 +13,7 @@ from tests.cli.test_rehearse import STAND_IN
 from tests.support.situations import Done, Project
 
 
-def given(project: Project, text: str, *arguments: str) -> Done:
+def run_with_input(project: Project, text: str, *arguments: str) -> Done:
     command = [sys.executable, "-m", "runner", *arguments]
     done = subprocess.run(
         command, cwd=project.folder, env=project.variables, input=text, capture_output=True, text=True, check=False
@@ -22,7 +22,7 @@ def given(project: Project, text: str, *arguments: str) -> Done:
 
 
 def test_a_place_in_standard_input_is_called_that(project: Project) -> None:
-    done = given(project, "apiVersion: runner/v1\nkind: Job\n", "validate", "-")
+    done = run_with_input(project, "apiVersion: runner/v1\nkind: Job\n", "validate", "-")
 
     assert done.code == 2
     assert "--> <stdin>:2:7" in done.err
@@ -30,10 +30,10 @@ def test_a_place_in_standard_input_is_called_that(project: Project) -> None:
 
 def test_files_are_found_from_where_the_command_is_given_and_resume_wants_the_text_again(project: Project) -> None:
     project.script("echo ran; exit 3")
-    manifest = project.folder / "all.runner.yaml"
+    manifest = project.manifest
     text = manifest.read_text()
     manifest.unlink()
-    done = given(project, text, "apply", "-")
+    done = run_with_input(project, text, "apply", "-")
     again = project.runner("resume", "last")
     manifest.write_text(text.replace("agent.sh", "other.sh"))
     (project.folder / "other.sh").write_text("true")
@@ -71,7 +71,7 @@ def test_what_is_printed_of_a_new_incident_can_be_applied(project: Project) -> N
     project.env["ANTHROPIC_API_KEY"] = "sk-none"
     printed = project.runner("triage", "-w", "INC-1", *words, "--print")
     again = project.runner("triage", "-w", "INC-1", *words, "--print")
-    planned = given(project, printed.out, "plan", "-")
+    planned = run_with_input(project, printed.out, "plan", "-")
 
     assert (printed.code, planned.code) == (0, 0), planned.err
     assert "INC-1/incident.json is new: the manifest is about it\n" in printed.err

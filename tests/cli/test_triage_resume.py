@@ -16,7 +16,6 @@ from runner.fake_model.script import Turn
 from tests.cli.test_agent_clis import KEY, toolchain
 from tests.cli.test_incident_places import kill
 from tests.cli.test_rehearse import claude
-from tests.cli.test_signals import until
 from tests.cli.test_triage import (
     DESCRIBED,
     HANGS,
@@ -25,11 +24,11 @@ from tests.cli.test_triage import (
     REPORT,
     TALKS,
     TURNS,
-    begun,
     place,
     record_of,
+    wait_for_first_words,
 )
-from tests.support.situations import Done, Project, step
+from tests.support.situations import Done, Project, step, until
 
 __all__ = ["claude", "toolchain"]
 
@@ -42,7 +41,7 @@ SPOKEN: list[dict[str, Any]] = [
 ]
 
 
-async def carried_out(project: Project, turns: list[dict[str, Any]], *arguments: str) -> Done:
+async def run_with_model(project: Project, turns: list[dict[str, Any]], *arguments: str) -> Done:
     """A command whose agents ask a double that stands in the place of their model's provider."""
     project.env |= {"ANTHROPIC_API_KEY": KEY, "OPENAI_API_KEY": KEY}
     async with serve_fake_model([Turn.model_validate(turn) for turn in turns]) as port:
@@ -57,13 +56,13 @@ async def test_a_triage_whose_time_was_up_is_continued_with_more_of_it_and_what_
 ) -> None:
     (claude / "bin" / "claude").write_text(TALKS)
     where = ("triage", "-w", "INC-1", *DESCRIBED, *place(project, "local", claude), *OUT)
-    late = await carried_out(project, HANGS, *where, "--timeout", "8")
+    late = await run_with_model(project, HANGS, *where, "--timeout", "8")
     first = record_of(project)
     again = project.runner("resume", "last", "--explain")
     longer = project.runner("resume", "last", "--explain", "--timeout", "90", "--output", "json")
     (project.folder / "out" / "mine.log").write_text("precious")
 
-    done = await carried_out(project, TURNS, "resume", "last", "--timeout", "90")
+    done = await run_with_model(project, TURNS, "resume", "last", "--timeout", "90")
     record, out = record_of(project), project.folder / "out"
 
     assert late.code == 124, late.out + late.err
@@ -102,9 +101,9 @@ async def test_a_real_cli_that_ran_out_of_turns_is_continued_with_what_it_had_fo
 ) -> None:
     """Of goose the reason and the last words were the same, its own, and what its model had said was lost."""
     where = ("triage", "-w", "INC-1", "-a", name, *DESCRIBED, *place(project, "local", toolchain))
-    ended = await carried_out(project, SPOKEN, *where, "--max-turns", "3")
+    ended = await run_with_model(project, SPOKEN, *where, "--max-turns", "3")
     first = record_of(project)
-    done = await carried_out(project, TURNS, "resume", "last", "--timeout", "2m")
+    done = await run_with_model(project, TURNS, "resume", "last", "--timeout", "2m")
     sent = (project.folder / "INC-1" / "prompt-sent.md").read_text()
 
     assert (ended.code, first["outcome"]["reason"]) == (1, "turns"), ended.out + ended.err
@@ -125,13 +124,13 @@ async def test_a_triage_whose_runner_was_killed_is_delivered_by_recover_and_cont
     async with serve_fake_model([Turn.model_validate(turn) for turn in HANGS]) as port:
         project.env["RUNNER_ANTHROPIC_URL"] = f"http://127.0.0.1:{port}"
         process = project.start("triage", "-w", "INC-1", *DESCRIBED, *place(project, "local", claude), *OUT)
-        await trio.to_thread.run_sync(partial(begun, project))
+        await trio.to_thread.run_sync(partial(wait_for_first_words, project))
         log = next((project.folder / "INC-1" / "output").glob("*.log"))
         await trio.to_thread.run_sync(partial(until, lambda: "I look deeper" in log.read_text()))
         kill(process)
     recovered = project.runner("recover", "last")
     lost = record_of(project)
-    done = await carried_out(project, TURNS, "resume", "last", "--timeout", "1m")
+    done = await run_with_model(project, TURNS, "resume", "last", "--timeout", "1m")
 
     report = project.folder / "INC-1" / "output" / "investigation.md"
     assert recovered.code == 0, recovered.out + recovered.err
@@ -154,7 +153,7 @@ def test_a_rehearsal_whose_runner_was_killed_leaves_a_marked_report_too(project:
     (project.folder / "a.turns.yaml").write_text(json.dumps({"turns": HANGS}))
     words = ("triage", "-w", "INC-1", "--turns", "a.turns.yaml", *DESCRIBED, *place(project, "local", claude))
     process = project.start(*words)
-    begun(project)
+    wait_for_first_words(project)
     log = next((project.folder / "INC-1" / "output").glob("*.log"))
     until(lambda: "I look deeper" in log.read_text())
     kill(process)

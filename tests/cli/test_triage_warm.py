@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_pool import keeper, settled, slots
+from tests.cli.test_pool import keeper, slots, wait_for_slots
 from tests.cli.test_rehearse import claude
 from tests.cli.test_triage import MARKED, REPORT, TURNS, place, record_of, triage
 from tests.support.kubernetes import KUBECTL, POD, serving
@@ -47,7 +47,7 @@ def test_a_triage_is_the_same_in_a_sandbox_that_was_kept_warm(
         cold, seen_cold = run()
         (project.folder / "pool.runner.yaml").write_text(project.runner("triage", "-w", "INC-1", *where, "--print").out)
         with keeper(project, "--size", "1"):
-            settled(project, 1)
+            wait_for_slots(project, 1)
             warm, seen_warm = run()
 
     assert step(cold, "provision")["outcome"]["message"] == "docker, isolation namespaces"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
-from runner.cli.main import main
-from runner.cli.output import Output
+from tests.support.bad_input import called
 from tests.support.situations import document
 
 AGENT = document("AgentType", "fixer", "agent: script\nscript: {files: []}\nworkspace: {enabled: true}")
@@ -27,9 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def validate(*arguments: str) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    code = main(["validate", *arguments], Output(out, err))
-    return code, out.getvalue(), err.getvalue()
+    return astuple(called("validate", *arguments))
 
 
 def test_a_warning_is_no_error_unless_strict(folder: Path) -> None:

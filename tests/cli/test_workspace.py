@@ -22,7 +22,7 @@ from tests.support import dockerd
 from tests.support.folder_contents import everything
 from tests.support.git_servers import https
 from tests.support.needs import MEMORY
-from tests.support.situations import Done, Project, git, leftovers, processes_of
+from tests.support.situations import Done, Project, git, leftovers, processes_of, until
 
 # A holder whose lease is short, as no person's ever is.
 SHORT = """
@@ -63,11 +63,21 @@ def runner(project: Project, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     return run
 
 
-def made(runner: Run, *arguments: str) -> str:
-    return str(shown(runner, "workspace", "create", *arguments)["id"])
+def run_inside(runner: Run, id: str, *argv: str) -> Done:
+    """A command in a workspace; one word is a script."""
+    return runner("workspace", "exec", id, "--", *(argv if len(argv) > 1 else ("sh", "-c", *argv)))
 
 
-def shown(runner: Run, *arguments: str) -> Any:
+def start_inside(project: Project, id: str, script: str) -> subprocess.Popen[str]:
+    """A script in a workspace, which has said `begun`."""
+    return wait_begun(project.start("workspace", "exec", id, "--", "sh", "-c", script))
+
+
+def create(runner: Run, *arguments: str) -> str:
+    return str(read_json(runner, "workspace", "create", *arguments)["id"])
+
+
+def read_json(runner: Run, *arguments: str) -> Any:
     done = runner(*arguments, "--output", "json")
     assert done.code == 0, done.err
     return json.loads(done.out)
@@ -86,35 +96,42 @@ def docked(runner: Run, project: Project, monkeypatch: pytest.MonkeyPatch) -> Ru
     return run
 
 
-def begun(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+@pytest.fixture
+def theirs(project: Project) -> Path:
+    """A directory that the user has."""
+    folder = project.home / "theirs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def run_on(request: pytest.FixtureRequest, runner: Run, monkeypatch: pytest.MonkeyPatch, provider: str) -> Run:
+    """The command where this provider is the default."""
+    on: Run = runner if provider == "local" else request.getfixturevalue("docked")
+    monkeypatch.setenv("WORKSPACE_PROVIDERS", provider)
+    return on
+
+
+def wait_begun(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     return process
 
 
-def until(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
-
-
-def test_the_life_of_a_workspace(project: Project, runner: Run) -> None:
-    theirs = project.home / "theirs"
-    theirs.mkdir()
+def test_the_life_of_a_workspace(project: Project, theirs: Path, runner: Run) -> None:
     (theirs / "kept").write_text("theirs\n")
-    id = made(runner, str(theirs), "--persistent")
+    id = create(runner, str(theirs), "--persistent")
     before = everything(theirs)
 
-    done = runner("workspace", "exec", id[:8], "--", "sh", "-c", "cat kept; echo bad >&2; exit 3")
+    done = run_inside(runner, id[:8], "cat kept; echo bad >&2; exit 3")
     assert (done.code, done.out, done.err) == (3, "theirs\n", "bad\n")
-    row = shown(runner, "workspace", "show", id)
+    row = read_json(runner, "workspace", "show", id)
     assert (row["status"], row["expires"], row["path"], row["lease"]) == ("ready", None, str(theirs), None)
-    assert shown(runner, "workspace", "find", str(theirs / "kept"))["id"] == id
-    assert [row["id"] for row in shown(runner, "workspace", "list")] == [id]
+    assert read_json(runner, "workspace", "find", str(theirs / "kept"))["id"] == id
+    assert [row["id"] for row in read_json(runner, "workspace", "list")] == [id]
     assert "ready" in runner("workspace", "list").out
     assert "status     stopped" in runner("workspace", "stop", id).out
-    assert runner("workspace", "exec", id, "--", "true").code == 5
+    assert run_inside(runner, id, "true").code == 5
     assert runner("workspace", "resume", id).code == 0
     assert runner("lease", "show", id).out == f"workspace {id} is free\n"
     done = runner("workspace", "delete", id)
@@ -125,14 +142,12 @@ def test_the_life_of_a_workspace(project: Project, runner: Run) -> None:
     assert runner("workspace", "find", str(theirs)).code == 6
 
 
-def test_a_workspace_has_the_defaults_and_says_which_of_them_do_not_hold(project: Project, runner: Run) -> None:
+def test_a_workspace_has_the_defaults_and_says_which_of_them_do_not_hold(theirs: Path, runner: Run) -> None:
     """Among others' files no limit on the disk holds."""
-    theirs = project.home / "theirs"
-    theirs.mkdir()
     for arguments, limited in ((), True), ((str(theirs),), False):
         done = runner("workspace", "create", *arguments)
         assert done.code == 0, done.err
-        (row,) = shown(runner, "workspace", "list")
+        (row,) = read_json(runner, "workspace", "list")
 
         assert row["id"] in done.out
         assert (row["provider"], row["status"]) == ("local", "ready")
@@ -160,36 +175,36 @@ python3 -SIc 'import os; f = os.statvfs("/workspace"); print(f.f_blocks * f.f_fr
 @pytest.mark.scenario("LIF-12", only="docker")
 @pytest.mark.scenario("LIF-15", only="docker")
 def test_the_life_of_a_workspace_in_containers(project: Project, docked: Run) -> None:
-    id = made(docked)
-    row = shown(docked, "workspace", "show", id)
+    id = create(docked)
+    row = read_json(docked, "workspace", "show", id)
     assert (row["provider"], row["status"], row["image"]) == ("docker", "ready", dockerd.image_id())
     assert row["limits"] == {"cpus": 2.0, "memory_bytes": 4 << 30, "disk_bytes": 10 << 30, "pids": 512}
     assert row["not_enforced"] is None
 
-    done = docked("workspace", "exec", id, "--", "sh", "-c", HAS)
+    done = run_inside(docked, id, HAS)
     memory, quota, period, disk = map(int, done.out.split())
     assert (memory, quota / period, disk) == (4 << 30, 2.0, pytest.approx(10 << 30, rel=0.01))
 
     script = "test -e /.dockerenv && echo contained; echo work > made; echo mine > $HOME/note; exit 3"
-    done = docked("workspace", "exec", id, "--", "sh", "-c", script)
+    done = run_inside(docked, id, script)
     assert (done.code, done.out) == (3, "contained\n"), done.err
-    used = shown(docked, "workspace", "show", id)
+    used = read_json(docked, "workspace", "show", id)
     assert used["used"] > row["used"]
     assert used["expires"] == used["used"] + 30 * 86_400 * 1_000_000
-    stopped = shown(docked, "workspace", "stop", id)
+    stopped = read_json(docked, "workspace", "stop", id)
     assert stopped["status"] == "stopped"
     assert stopped["used"] > used["used"]
-    assert docked("workspace", "exec", id, "--", "true").code == 5
-    assert shown(docked, "workspace", "resume", id)["status"] == "ready"
-    assert docked("workspace", "exec", id, "--", "sh", "-c", "cat made $HOME/note").out == "work\nmine\n"
+    assert run_inside(docked, id, "true").code == 5
+    assert read_json(docked, "workspace", "resume", id)["status"] == "ready"
+    assert run_inside(docked, id, "cat made $HOME/note").out == "work\nmine\n"
 
     assert docked("workspace", "delete", id).code == 2, "there is unsaved work"
     docked("workspace", "stop", id)
-    removed = shown(docked, "workspace", "destroy", id)
+    removed = read_json(docked, "workspace", "destroy", id)
     assert removed["saved_work"]["changed"] == 1
     patch = project.home / "state" / "saved" / id / "work.patch"
     assert (removed["saved"], "+work" in patch.read_text()) == (str(patch.parent), True)
-    assert shown(docked, "workspace", "list") == []
+    assert read_json(docked, "workspace", "list") == []
     assert dockerd.containers(id) == []
     assert docked("workspace", "destroy", id).code == 6
 
@@ -204,41 +219,24 @@ def test_the_life_of_a_workspace_with_a_kernel_of_its_own(
     project: Project, docked: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKSPACE_PROVIDERS", "gvisor")
-    id = made(docked)
-    row = shown(docked, "workspace", "show", id)
+    id = create(docked)
+    row = read_json(docked, "workspace", "show", id)
     assert (row["provider"], row["status"], row["image"]) == ("gvisor", "ready", dockerd.image_id())
 
-    done = docked("workspace", "exec", id, "--", "sh", "-c", "echo work > made; cat /proc/version; exit 3")
+    done = run_inside(docked, id, "echo work > made; cat /proc/version; exit 3")
     assert done.code == 3, done.err
     assert done.out != Path("/proc/version").read_text()
-    used = shown(docked, "workspace", "show", id)
-    stopped = shown(docked, "workspace", "stop", id)
+    used = read_json(docked, "workspace", "show", id)
+    stopped = read_json(docked, "workspace", "stop", id)
     assert stopped["status"] == "stopped"
     assert stopped["used"] > used["used"]
-    assert docked("workspace", "exec", id, "--", "true").code == 5
-    assert shown(docked, "workspace", "resume", id)["status"] == "ready"
-    assert docked("workspace", "exec", id, "--", "cat", "made").out == "work\n"
+    assert run_inside(docked, id, "true").code == 5
+    assert read_json(docked, "workspace", "resume", id)["status"] == "ready"
+    assert run_inside(docked, id, "cat", "made").out == "work\n"
 
-    assert shown(docked, "workspace", "destroy", id)["saved_work"]["changed"] == 1
-    assert (shown(docked, "workspace", "list"), dockerd.containers(id)) == ([], [])
+    assert read_json(docked, "workspace", "destroy", id)["saved_work"]["changed"] == 1
+    assert (read_json(docked, "workspace", "list"), dockerd.containers(id)) == ([], [])
     assert docked("workspace", "destroy", id).code == 6
-
-
-def test_a_directory_becomes_a_workspace_in_containers_in_place(project: Project, docked: Run) -> None:
-    theirs = project.home / "theirs"
-    theirs.mkdir()
-    (theirs / "kept").write_text("theirs\n")
-    id = made(docked, str(theirs))
-    before = (theirs / ".git" / "config").read_bytes()
-
-    script = "cat kept; echo work > made; echo x >> .git/config; rm -rf .git; true"
-    done = docked("workspace", "exec", id, "--", "sh", "-c", script)
-
-    assert (done.code, done.out) == (0, "theirs\n"), done.err
-    assert (theirs / ".git" / "config").read_bytes() == before
-    assert (theirs / "made").stat().st_uid == theirs.stat().st_uid
-    assert docked("workspace", "delete", id).code == 0
-    assert sorted(os.listdir(theirs)) == [".git", "kept", "made"]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +256,7 @@ def test_an_image_that_cannot_be_had_is_said_before_anything_is_made(
     done = runner("workspace", "create", *arguments)
 
     assert (done.code, words in done.err) == (code, True), done.err
-    assert shown(runner, "workspace", "list") == []
+    assert read_json(runner, "workspace", "list") == []
 
 
 @pytest.mark.scenario("WSM-03")
@@ -270,14 +268,14 @@ def test_a_workspace_from_a_url_is_shallow_and_follows_its_remote(
     git(tmp_path / "served", "clone", "-q", "--bare", str(repository), "repo.git")
     with https(tmp_path / "served", tmp_path) as server:
         project.env |= server.env
-        id = made(project.runner, "--url", f"{server.url}/repo.git")
+        id = create(project.runner, "--url", f"{server.url}/repo.git")
     script = "git rev-parse --abbrev-ref @{u}; git remote get-url origin; git rev-list --count HEAD; git rev-parse HEAD"
 
-    done = runner("workspace", "exec", id, "--", "sh", "-c", f"{script}; git status --short; echo x >> README")
+    done = run_inside(runner, id, f"{script}; git status --short; echo x >> README")
 
     head = git(repository, "rev-parse", "HEAD")
     assert done.out.split("\n") == ["origin/main", f"{server.url}/repo.git", "1", head, ""], done.err
-    row = shown(runner, "workspace", "show", id)
+    row = read_json(runner, "workspace", "show", id)
     assert (row["base"], row["branch"], row["url"]) == (head, "main", f"{server.url}/repo.git")
     done = runner("workspace", "destroy", id)
     patch = project.home / "state" / "saved" / id / "work.patch"
@@ -306,54 +304,54 @@ def test_what_is_wrong_is_said_with_its_code(runner: Run, arguments: tuple[str, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_a_signal_ends_the_command_with_its_grace(project: Project, runner: Run, number: signal.Signals) -> None:
-    id = made(runner)
+    id = create(runner)
     script = "trap 'echo ending; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
-    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", script))
-    running.send_signal(signal.SIGHUP)
+    process = start_inside(project, id, script)
+    process.send_signal(signal.SIGHUP)
     time.sleep(0.2)
-    assert running.poll() is None
+    assert process.poll() is None
 
-    running.send_signal(number)
+    process.send_signal(number)
 
-    assert running.communicate(timeout=60)[0] == "ending\n"
-    assert running.returncode == 130
-    assert shown(runner, "lease", "list") == []
+    assert process.communicate(timeout=60)[0] == "ending\n"
+    assert process.returncode == 130
+    assert read_json(runner, "lease", "list") == []
     assert runner("workspace", "delete", id).code == 0
 
 
 @pytest.mark.nightly
 def test_a_second_signal_ends_a_command_that_ignores_the_first_at_once(project: Project, runner: Run) -> None:
-    id = made(runner)
+    id = create(runner)
     stubborn = "trap '' TERM; echo begun; while :; do sleep 0.05; done"
-    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", stubborn))
-    running.send_signal(signal.SIGTERM)
+    process = start_inside(project, id, stubborn)
+    process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
-    assert running.poll() is None
+    assert process.poll() is None
     start = time.monotonic()
 
-    running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=60)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
 
-    assert running.returncode == 130
+    assert process.returncode == 130
     assert time.monotonic() - start < 9, "the grace is ten seconds"
     assert runner("workspace", "delete", id).code == 0
 
 
 @pytest.mark.scenario("WSM-11")
 def test_a_killed_exec_leaves_nothing_running_and_the_next_takes_over(project: Project, runner: Run) -> None:
-    id = made(runner)
-    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", "echo begun; setsid sleep 1000"))
-    (lease,) = shown(runner, "lease", "list")
-    assert (lease["holder"], lease["state"]) == (f"exec {running.pid}", "live")
+    id = create(runner)
+    process = start_inside(project, id, "echo begun; setsid sleep 1000")
+    (lease,) = read_json(runner, "lease", "list")
+    assert (lease["holder"], lease["state"]) == (f"exec {process.pid}", "live")
     assert runner("workspace", "delete", id).code == 5
     done = runner("lease", "break", id)
-    assert (done.code, f"kills all that `exec {running.pid}`" in done.err) == (2, True)
-    running.kill()
-    running.communicate()
+    assert (done.code, f"kills all that `exec {process.pid}`" in done.err) == (2, True)
+    process.kill()
+    process.communicate()
     until(lambda: processes_of(project.home) == [])
 
     assert "dead" in runner("lease", "list").out
-    done = runner("workspace", "exec", id, "--", "echo", "mine")
+    done = run_inside(runner, id, "echo", "mine")
 
     assert (done.code, done.out) == (0, "mine\n")
     assert "warning[lease.taken-over]" in done.err
@@ -361,22 +359,22 @@ def test_a_killed_exec_leaves_nothing_running_and_the_next_takes_over(project: P
 
 
 @pytest.mark.scenario("WSM-14")
-def test_whoever_asks_about_a_workspace_sees_who_has_it_and_nobody_else_writes(project: Project, runner: Run) -> None:
-    theirs = project.home / "theirs"
-    theirs.mkdir()
-    used, free = made(runner, str(theirs)), made(runner)
-    running = begun(project.start("workspace", "exec", used, "--", "sh", "-c", "echo begun; sleep 1000"))
-    holder = f"exec {running.pid}"
+def test_whoever_asks_about_a_workspace_sees_who_has_it_and_nobody_else_writes(
+    project: Project, theirs: Path, runner: Run
+) -> None:
+    used, free = create(runner, str(theirs)), create(runner)
+    process = start_inside(project, used, "echo begun; sleep 1000")
+    holder = f"exec {process.pid}"
 
-    listed = {row["id"]: row["lease"] for row in shown(runner, "workspace", "list")}
+    listed = {row["id"]: row["lease"] for row in read_json(runner, "workspace", "list")}
     texts = [runner("workspace", *words).out for words in (["list"], ["show", used], ["find", str(theirs)])]
 
     assert listed[free] is None
-    (lease,) = shown(runner, "lease", "list")
+    (lease,) = read_json(runner, "lease", "list")
     assert (lease["holder"], lease["state"]) == (holder, "live")
     for seen in (
         listed[used],
-        *(shown(runner, "workspace", *w)["lease"] for w in (["show", used], ["find", str(theirs)])),
+        *(read_json(runner, "workspace", *w)["lease"] for w in (["show", used], ["find", str(theirs)])),
     ):
         assert seen == lease
     assert f"live lease of {holder}" in texts[0]
@@ -384,19 +382,19 @@ def test_whoever_asks_about_a_workspace_sees_who_has_it_and_nobody_else_writes(p
     for verb in (["stop", used], ["delete", used], ["exec", used, "--", "true"]):
         done = runner("workspace", *verb)
         assert (done.code, holder in done.err) == (5, True), verb
-    running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=60)
-    assert [row["lease"] for row in shown(runner, "workspace", "list")] == [None, None]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert [row["lease"] for row in read_json(runner, "workspace", "list")] == [None, None]
     assert runner("workspace", "delete", used).code == runner("workspace", "delete", free).code == 0
 
 
 @pytest.mark.scenario("WSM-07")
 def test_each_git_operation_of_the_document_is_had_in_a_workspace(project: Project, runner: Run) -> None:
-    id = made(runner)
+    id = create(runner)
     who = ("-c", "user.name=somebody", "-c", "user.email=s@example.org")
 
     def run(*argv: str) -> str:
-        done = runner("workspace", "exec", id, "--", *argv)
+        done = run_inside(runner, id, *argv)
         assert done.code == 0, done.err
         return done.out.strip()
 
@@ -416,7 +414,7 @@ def test_each_git_operation_of_the_document_is_had_in_a_workspace(project: Proje
     assert (run("cat", "file"), run("git", "rev-parse", "HEAD")) == ("one", first)
     again = "git clone -q . /tmp/clone && git init -q /tmp/new && git -C /tmp/clone rev-parse HEAD"
     assert run("sh", "-c", again) == first  # cloneRepo, initRepo
-    removed = shown(runner, "workspace", "destroy", id)
+    removed = read_json(runner, "workspace", "destroy", id)
     assert removed["saved_work"]["changed"] == 1
 
 
@@ -429,15 +427,14 @@ def test_each_git_operation_of_the_document_is_had_in_a_workspace(project: Proje
     ],
 )
 def test_memory_over_the_limit_is_said_and_logged_though_only_a_child_was_killed(
-    project: Project, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, provider: str
+    project: Project, run_on: Run, monkeypatch: pytest.MonkeyPatch, provider: str
 ) -> None:
-    runner: Run = request.getfixturevalue("runner" if provider == "local" else "docked")
-    monkeypatch.setenv("WORKSPACE_PROVIDERS", provider)
+    runner = run_on
     monkeypatch.setenv("WORKSPACE_DEFAULT_MEMORY", "64M")
-    id = made(runner)
+    id = create(runner)
 
-    own = runner("workspace", "exec", id, "--", "tail", "/dev/zero")
-    child = runner("workspace", "exec", id, "--", "sh", "-c", "tail /dev/zero; tail /dev/zero; echo alive")
+    own = run_inside(runner, id, "tail", "/dev/zero")
+    child = run_inside(runner, id, "tail /dev/zero; tail /dev/zero; echo alive")
 
     assert (own.code, child.code, child.out) == (137, 0, "alive\n")
     assert "warning[workspace.out-of-memory]: the command was killed: out of memory" in own.err
@@ -445,47 +442,38 @@ def test_memory_over_the_limit_is_said_and_logged_though_only_a_child_was_killed
     journal = (project.home / "state" / "workspaces" / id / "events.jsonl").read_text().splitlines()
     logged = [event for event in map(json.loads, journal) if event["type"] == "OomKilled"]
     assert [(event["step"], event["count"]) for event in logged] == [("exec", 1), ("exec", 2)]
-    assert runner("workspace", "exec", id, "--", "true").code == 0
+    assert run_inside(runner, id, "true").code == 0
     assert runner("workspace", "destroy", id).code == 0
 
 
 OBEDIENT = "trap 'echo ending >> log; exit 0' TERM; echo begun; while :; do sleep 0.05; done"
 
 
-@pytest.mark.scenario("LIF-09", only="local")
-def test_destroying_ends_a_command_that_runs_and_saves_what_it_did_last(project: Project, runner: Run) -> None:
-    id = made(runner)
-    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", OBEDIENT))
+def by_provider(scenario: str, *gvisor: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    """On each of three, as the part of a scenario that it shows."""
+    more = {"gvisor": gvisor}
+    marks = {name: [pytest.mark.scenario(scenario, only=name), *more.get(name, ())] for name in PROVIDERS}
+    return pytest.mark.parametrize("provider", [pytest.param(name, marks=marks[name]) for name in PROVIDERS])
 
-    done = runner("workspace", "destroy", id)
+
+PROVIDERS = ("local", "docker", "gvisor")
+
+
+@by_provider("LIF-09", pytest.mark.nightly)
+def test_destroying_ends_a_command_that_runs_and_saves_what_it_did_last(
+    project: Project, run_on: Run, provider: str
+) -> None:
+    id = create(run_on)
+    process = start_inside(project, id, OBEDIENT)
+    assert provider == "local" or len(dockerd.containers(id)) == 1
+
+    done = run_on("workspace", "destroy", id)
 
     assert (done.code, done.err) == (0, "")
+    assert provider == "local" or dockerd.containers(id) == []
     assert "+ending" in (project.home / "state" / "saved" / id / "work.patch").read_text()
-    running.communicate(timeout=60)
-    assert running.returncode == 130
-
-
-@pytest.mark.parametrize(
-    "provider",
-    [
-        pytest.param("docker", marks=pytest.mark.scenario("LIF-09", only="docker")),
-        pytest.param("gvisor", marks=[pytest.mark.scenario("LIF-09", only="gvisor"), pytest.mark.nightly]),
-    ],
-)
-def test_destroying_ends_a_command_in_a_container(
-    project: Project, docked: Run, monkeypatch: pytest.MonkeyPatch, provider: str
-) -> None:
-    monkeypatch.setenv("WORKSPACE_PROVIDERS", provider)
-    id = made(docked)
-    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", OBEDIENT))
-    assert len(dockerd.containers(id)) == 1
-
-    assert docked("workspace", "destroy", id).code == 0
-
-    assert dockerd.containers(id) == []
-    assert "+ending" in (project.home / "state" / "saved" / id / "work.patch").read_text()
-    running.communicate(timeout=60)
-    assert running.returncode == 130
+    process.communicate(timeout=60)
+    assert process.returncode == 130
 
 
 STUBBORN = """
@@ -496,30 +484,21 @@ while :; do read now rest < /proc/uptime; echo "lived at $now" > last; sleep 0.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "provider",
-    [
-        pytest.param("local", marks=pytest.mark.scenario("LIF-09", only="local")),
-        pytest.param("docker", marks=pytest.mark.scenario("LIF-09", only="docker")),
-        pytest.param("gvisor", marks=[pytest.mark.scenario("LIF-09", only="gvisor"), dockerd.GVISOR.mark]),
-    ],
-)
+@by_provider("LIF-09", dockerd.GVISOR.mark)
 def test_destroying_asks_a_command_waits_ten_seconds_and_then_forces_it(
-    project: Project, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, provider: str
+    project: Project, run_on: Run, provider: str
 ) -> None:
-    runner: Run = request.getfixturevalue("runner" if provider == "local" else "docked")
-    monkeypatch.setenv("WORKSPACE_PROVIDERS", provider)
-    id = made(runner)
-    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", STUBBORN))
+    id = create(run_on)
+    process = start_inside(project, id, STUBBORN)
 
-    done = runner("workspace", "destroy", id)
+    done = run_on("workspace", "destroy", id)
 
     assert (done.code, done.err) == (0, "")
     patch = (project.home / "state" / "saved" / id / "work.patch").read_text()
     asked, lived = (float(re.findall(rf"^\+{word} at (.*)$", patch, re.M)[0]) for word in ("asked", "lived"))
     assert 9 < lived - asked < 13
-    assert shown(runner, "workspace", "list") == []
-    running.communicate(timeout=60)
+    assert read_json(run_on, "workspace", "list") == []
+    process.communicate(timeout=60)
 
 
 @pytest.mark.nightly
@@ -532,14 +511,12 @@ def test_destroying_asks_a_command_waits_ten_seconds_and_then_forces_it(
     ],
 )
 def test_destroying_takes_a_workspace_from_who_cannot_end_its_command(
-    project: Project, request: pytest.FixtureRequest, fixture: str, adopted: bool
+    project: Project, theirs: Path, request: pytest.FixtureRequest, fixture: str, adopted: bool
 ) -> None:
     """Nothing of the command runs while its work is saved, and who had it can write nothing afterwards."""
     runner: Run = request.getfixturevalue(fixture)
-    theirs = project.home / "theirs"
-    theirs.mkdir()
-    id = made(runner, *([str(theirs)] if adopted else []))
-    sleeper = begun(project.start("workspace", "exec", id, "--", "sh", "-c", "echo work > made; echo begun; sleep 99"))
+    id = create(runner, *([str(theirs)] if adopted else []))
+    sleeper = start_inside(project, id, "echo work > made; echo begun; sleep 99")
     sleeper.send_signal(signal.SIGSTOP)
     start = time.monotonic()
 
@@ -548,50 +525,27 @@ def test_destroying_takes_a_workspace_from_who_cannot_end_its_command(
     assert (done.code, "did not end when it was asked to" in done.err) == (0, True), done.err
     assert time.monotonic() - start < 60
     assert (project.home / "state" / "saved" / id / "work.patch").exists() is not adopted
-    assert shown(runner, "workspace", "list") == []
+    assert read_json(runner, "workspace", "list") == []
     sleeper.send_signal(signal.SIGCONT)
     assert "error[lease.lost]" in sleeper.communicate(timeout=60)[1]
     assert sleeper.returncode == 5
-
-
-@pytest.mark.nightly
-def test_breaking_a_lease_ends_what_runs_and_its_holder(project: Project, runner: Run) -> None:
-    id = made(runner)
-    running = begun(project.start("workspace", "exec", id, "--", "sh", "-c", "echo begun; exec sleep 1000"))
-
-    done = runner("lease", "break", id, "--yes")
-
-    assert (done.code, done.out) == (0, f"workspace {id} is free; `exec {running.pid}` had it\n")
-    assert "error[lease.lost]" in running.communicate(timeout=60)[1]
-    assert running.returncode == 5
-    assert runner("workspace", "delete", id).code == 0
 
 
 @pytest.mark.scenario("WSM-11")
 @pytest.mark.parametrize("adopted", [pytest.param(False, marks=pytest.mark.nightly), True])
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "sleeps"])
 def test_who_lives_past_the_end_of_his_lease_has_it_until_it_is_broken(
-    project: Project, runner: Run, adopted: bool, dies: bool
+    project: Project, theirs: Path, runner: Run, adopted: bool, dies: bool
 ) -> None:
     """What he ran is dead before the next one begins, and if he wakes then he finds the lease another's."""
-    theirs = project.home / "theirs"
-    theirs.mkdir()
-    id = made(runner, *([str(theirs)] if adopted else []))
-    env = {"PATH": os.environ["PATH"], "HOME": str(project.home), "RUNNER_HOME": str(project.home / "state")}
-    words = [
-        sys.executable,
-        "-c",
-        SHORT,
-        id,
-        "3",
-        "echo begun; while :; do echo alive >> beat; sleep 0.05; done",
-    ]
+    id = create(runner, *([str(theirs)] if adopted else []))
+    words = [sys.executable, "-c", SHORT, id, "3", "echo begun; while :; do echo alive >> beat; sleep 0.05; done"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    sleeper = begun(subprocess.Popen(words, env=env, text=True, **pipes))  # type: ignore[call-overload]
+    sleeper = wait_begun(subprocess.Popen(words, env=project.variables, text=True, **pipes))  # type: ignore[call-overload]
     sleeper.send_signal(signal.SIGSTOP)
-    assert runner("workspace", "exec", id, "--", "true").code == 5
-    until(lambda: shown(runner, "lease", "list")[0]["state"] == "expired")
-    refused = runner("workspace", "exec", id, "--", "true")
+    assert run_inside(runner, id, "true").code == 5
+    until(lambda: read_json(runner, "lease", "list")[0]["state"] == "expired")
+    refused = run_inside(runner, id, "true")
     assert refused.code == 5
     assert f"runner lease break {id} --yes" in refused.err
     if dies:
@@ -600,7 +554,7 @@ def test_who_lives_past_the_end_of_his_lease_has_it_until_it_is_broken(
     else:
         assert runner("lease", "break", id, "--yes").code == 0
 
-    done = runner("workspace", "exec", id, "--", "sh", "-c", "wc -c < beat; sleep 0.5; wc -c < beat")
+    done = run_inside(runner, id, "wc -c < beat; sleep 0.5; wc -c < beat")
 
     before, after = done.out.split()
     assert (done.code, before) == (0, after), "nothing of the sleeper's ran meanwhile"
@@ -613,13 +567,11 @@ def test_who_lives_past_the_end_of_his_lease_has_it_until_it_is_broken(
 
 
 @pytest.mark.nightly
-def test_an_ordinary_user_has_workspaces_as_well(project: Project) -> None:
-    project.within = ("unshare", "--user", "--map-root-user")
-    theirs = project.home / "theirs"
-    theirs.mkdir()
-    id = made(project.runner, str(theirs))
+def test_an_ordinary_user_has_workspaces_as_well(root_without_other_users: Project, theirs: Path) -> None:
+    project = root_without_other_users
+    id = create(project.runner, str(theirs))
 
-    done = project.runner("workspace", "exec", id, "--", "sh", "-c", "id -u; echo work > made; rm -rf .git || true")
+    done = run_inside(project.runner, id, "id -u; echo work > made; rm -rf .git || true")
 
     assert (done.code, done.out) == (0, "1000\n")
     assert (theirs / "made").stat().st_uid == theirs.stat().st_uid
@@ -631,12 +583,10 @@ def test_an_ordinary_user_has_workspaces_as_well(project: Project) -> None:
 def test_gc_and_recover_speak_of_workspaces(project: Project, runner: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKSPACE_TTL", "1s")
     project.env["WORKSPACE_TTL"] = "1s"
-    id = made(runner)
-    running = begun(
-        project.start("workspace", "exec", id, "--", "sh", "-c", "echo work > made; echo begun; sleep 1000")
-    )
-    running.kill()
-    running.communicate()
+    id = create(runner)
+    process = start_inside(project, id, "echo work > made; echo begun; sleep 1000")
+    process.kill()
+    process.communicate()
     done = runner("recover")
     assert (done.code, done.out) == (0, f"workspace {id} was left ready, and is ready now\n")
     assert runner("recover").out == "nothing to recover\n"
@@ -646,18 +596,18 @@ def test_gc_and_recover_speak_of_workspaces(project: Project, runner: Run, monke
 
     assert f"removed  workspace {id}" in done.out
     assert str(project.home / "state" / "saved" / id) in done.out
-    assert shown(runner, "workspace", "list") == []
+    assert read_json(runner, "workspace", "list") == []
 
 
 @pytest.mark.parametrize("verb", [["show"], ["exec"], ["destroy"], ["delete"]], ids=" ".join)
 def test_an_empty_id_is_that_of_no_workspace(project: Project, runner: Run, verb: list[str]) -> None:
     """Regression: it was the beginning of the only one's, so that an unset variable destroyed that."""
-    id = made(runner)
+    id = create(runner)
 
     done = runner("workspace", *verb, "", *(["--", "true"] if verb == ["exec"] else []))
 
     assert (done.code, "store.unknown-workspace" in done.err) == (6, True)
-    assert shown(runner, "workspace", "show", id)["status"] == "ready"
+    assert read_json(runner, "workspace", "show", id)["status"] == "ready"
     runner("workspace", "destroy", id)
 
 
@@ -668,15 +618,15 @@ def test_an_empty_path_and_links_in_a_circle_name_no_directory(project: Project,
 
     assert runner("workspace", verb, "").code == 2
     assert runner("workspace", verb, str(project.home / "loop")).code in (2, 6)
-    assert shown(runner, "workspace", "list") == []
+    assert read_json(runner, "workspace", "list") == []
 
 
 def test_a_directory_whose_name_is_no_text_is_a_workspace(project: Project, runner: Run) -> None:
     """Regression: the list of mounts was read as text, so that one odd name on a host stopped every sandbox."""
     odd = os.fsdecode(os.fsencode(project.home) + b"/b\xff")
     os.mkdir(odd)
-    id = made(runner, odd)
+    id = create(runner, odd)
 
-    assert runner("workspace", "exec", id, "--", "true").code == 0
+    assert run_inside(runner, id, "true").code == 0
 
     runner("workspace", "delete", id)

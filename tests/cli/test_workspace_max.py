@@ -40,7 +40,7 @@ def test_the_eleventh_workspace_is_refused_to_a_person_and_to_a_run(project: Pro
         assert f"destroy those not in use, longest idle first: {ids[0]}, {ids[1]}, {ids[2]}" in said.out + said.err
     assert (record["outcome"]["reason"], record["left_behind"]) == ("limit", [])
     assert step(record, "agent")["status"] == "skipped"
-    assert len(json.loads(project.runner("workspace", "list", "--output", "json").out)) == 10
+    assert len(project.json("workspace", "list")) == 10
     destroy(project, ids[:1])
     assert project.apply()[0].code == 0
     destroy(project, ids[1:])
@@ -50,7 +50,7 @@ def test_the_eleventh_workspace_is_refused_to_a_person_and_to_a_run(project: Pro
 def test_a_run_takes_its_room_from_everybody(project: Project) -> None:
     project.env["WORKSPACE_MAX"] = "1"
     project.script("sleep 100")
-    running = project.start("apply", str(project.folder), "--output", "jsonl")
+    running = project.start("apply", ".", "--output", "jsonl")
     assert running.stdout is not None
     assert any("IsolationObserved" in line for line in running.stdout)
 
@@ -67,14 +67,10 @@ def test_a_run_takes_its_room_from_everybody(project: Project) -> None:
 def test_members_of_a_matrix_wait_for_the_room_that_others_leave(project: Project) -> None:
     ids = full(project, 2)
     destroy(project, ids[1:])
-    project.script("true")
-    agents = [
-        (project.folder / "all.runner.yaml").read_text().partition("---\n")[0].replace("worker", name)
-        for name in ("one", "two", "three")
-    ]
+    agents = [project.worker(name, "true") for name in ("one", "two", "three")]
     project.write(*agents, document("IncidentRun", "many", "matrix: {agent_type: [one, two, three]}"))
 
-    done = project.runner("apply", str(project.folder))
+    done = project.runner("apply", ".")
 
     assert done.code == 0, done.out + done.err
     destroy(project, ids[:1])
@@ -92,14 +88,14 @@ def test_an_apply_removes_what_has_had_its_time_and_says_so(project: Project) ->
     using.stdout.readline()
     time.sleep(3.1)
 
-    done = project.runner("apply", str(project.folder))
+    done = project.runner("apply", ".")
 
     assert done.code == 0, done.out + done.err
     saved = project.home / "state" / "saved" / idle
     told = f"warning[workspace.expired]: workspace `{idle}` is removed: its time was over, and its work is saved"
     assert f"{told} in `{saved}`" in done.err
     assert "+work" in (saved / "work.patch").read_text()
-    left = {row["id"] for row in json.loads(project.runner("workspace", "list", "--output", "json").out)}
+    left = {row["id"] for row in project.json("workspace", "list")}
     assert (len(left), idle in left, used in left) == (2, False, True)
     using.send_signal(signal.SIGINT)
     using.communicate(timeout=60)

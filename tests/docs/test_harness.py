@@ -26,7 +26,7 @@ def outcome(folder: Path, *lines: str) -> str:
         ("$ echo one; echo two", "one", "two"),
         ("$ echo one; echo two", "...", "two"),
         ("$ seq 5", "1", "...", "5"),
-        ("$ echo any"),
+        ("$ echo any",),
         ("$ echo one two three", "one ... three"),
         ("$ false", "[exit 1]"),
         ("$ ls absent", "ls: ...: No such file or directory", "[exit 2]"),
@@ -39,10 +39,10 @@ def outcome(folder: Path, *lines: str) -> str:
         ("$ git config user.name", "You"),
         ("$ runner --version", "runner ..."),
     ],
-    ids=lambda lines: lines[0][2:] if isinstance(lines, tuple) else lines[2:],
+    ids=lambda lines: lines[0][2:],
 )
-def test_what_a_page_shows_happens(lines: tuple[str, ...] | str, tmp_path: Path) -> None:
-    assert outcome(tmp_path, *([lines] if isinstance(lines, str) else lines)) == ""
+def test_what_a_page_shows_happens(lines: tuple[str, ...], tmp_path: Path) -> None:
+    assert outcome(tmp_path, *lines) == ""
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def test_what_a_page_shows_happens(lines: tuple[str, ...] | str, tmp_path: Path)
         (("$ echo one", "two"), "page.md:2: $ echo one"),
         (("$ echo one; echo two", "one"), "page.md:2: $ echo one; echo two"),
         (("$ echo one", "one", "..."), None),
-        (("$ false"), "[exit 1]"),
+        (("$ false",), "[exit 1]"),
         (("$ true", "[exit 1]"), "[exit 0]"),
         (("$ echo 12 files", "13 files"), "12 files"),
         (("$ exit 0", "$ echo later"), "the session ended here"),
         (("$ if", "$ true"), "syntax error"),
     ],
 )
-def test_what_does_not_happen_is_found(lines: tuple[str, ...] | str, named: str | None, tmp_path: Path) -> None:
-    found = outcome(tmp_path, *([lines] if isinstance(lines, str) else lines))
+def test_what_does_not_happen_is_found(lines: tuple[str, ...], named: str | None, tmp_path: Path) -> None:
+    found = outcome(tmp_path, *lines)
 
     assert named in found if named else found == ""
 

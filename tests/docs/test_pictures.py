@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.needs import AGENTS, MEMORY
 from tests.support.page import matches
-from tests.support.pictures import PICTURES, PLACE, shown
+from tests.support.pictures import PICTURES, PLACE, lines_of
 from tests.support.situations import Project
 
 # What else differs each time: who the sandbox's user is, and how much a CLI tells its model. What an ordinary user's
@@ -19,7 +19,7 @@ _OTHER = re.compile(
 
 
 def text_of(svg: str) -> str:
-    return _OTHER.sub("", "\n".join(shown(svg)))
+    return _OTHER.sub("", "\n".join(lines_of(svg)))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def waiting(reason: str, message: str = "") -> Object:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def ended(code: int, reason: str = "Error", minutes: float = 2) -> Object:
+def terminated(code: int, reason: str = "Error", minutes: float = 2) -> Object:
     return {
         "terminated": {"exitCode": code, "reason": reason, "startedAt": ago(minutes + 1), "finishedAt": ago(minutes)}
     }
@@ -93,7 +93,7 @@ def pod(
         given["conditions"] += [condition("Ready", str(ready), minutes=9)]
     if init is not None:
         given["initContainerStatuses"] = [
-            run | {"name": init_named, "state": init, "lastState": ended(1) if init_last is None else init_last}
+            run | {"name": init_named, "state": init, "lastState": terminated(1) if init_last is None else init_last}
         ]
     spec: dict[str, Any] = {
         "containers": [box, *(box | {"name": one} for one in others)],

@@ -27,6 +27,7 @@ from tests.support.needs import SHELLCHECK
 ROOT = Path(__file__).parents[2]
 SKILL = ROOT / "skills/k8s-troubleshooter"
 HERE = Path(__file__).parent
+CRASHING = HERE / "states/crash-loop-back-off.txt"
 SYMPTOMS = sorted(path.stem for path in (SKILL / "references").glob("*.md"))
 
 
@@ -130,7 +131,7 @@ def _config(url: str) -> object:
     }
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def transcript(done: subprocess.CompletedProcess[str]) -> str:
     return f"{done.stdout}{done.stderr and '--- stderr' + chr(10)}{done.stderr}--- exit {done.returncode}\n"
 
 
@@ -142,9 +143,8 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     def find(cluster: str) -> Path:
         if cluster not in known:
             known.add(cluster)
-            record(
-                cluster, [case.command for case in CASES if case.cluster == cluster], tmp_path_factory.mktemp(cluster)
-            )
+            commands = [case.command for case in CASES if case.cluster == cluster]
+            record(cluster, commands, tmp_path_factory.mktemp(cluster))
         return HERE / "states" / f"{cluster}.txt"
 
     return find
@@ -164,8 +164,8 @@ def test_a_recorded_cluster_is_reported_as_before(
 
     golden = HERE / "outputs" / f"{case.name}.txt"
     if request.config.getoption("--update-cases"):
-        golden.write_text(said(done))
-    assert said(done) == golden.read_text()
+        golden.write_text(transcript(done))
+    assert transcript(done) == golden.read_text()
     assert done.returncode == case.code
     assert not (tmp_path / "faults").exists(), (tmp_path / "faults").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
@@ -240,7 +240,7 @@ def test_an_output_that_cannot_be_masked_is_no_empty_cluster(tmp_path: Path) -> 
     (broken / "awk").write_text('#!/bin/sh\ncase "$*" in *mask.awk*) exit 2 ;; esac\nexec /usr/bin/awk "$@"\n')
     (broken / "awk").chmod(0o755)
 
-    done = run("incident_triage.sh", tmp_path, state=HERE / "states/crash-loop-back-off.txt")
+    done = run("incident_triage.sh", tmp_path, state=CRASHING)
 
     assert (done.returncode, done.stdout) == (3, "")
     assert "no pods could be read (failed)" in done.stderr
@@ -254,9 +254,7 @@ def _key(words: str, template: str) -> str:
 
 
 def test_calls_that_hang_are_cut_off_and_named(tmp_path: Path) -> None:
-    state = HERE / "states/crash-loop-back-off.txt"
-
-    done = run("incident_triage.sh --timeout 1", tmp_path, state=state, KUBE_SLOW="get nodes,namespaces")
+    done = run("incident_triage.sh --timeout 1", tmp_path, state=CRASHING, KUBE_SLOW="get nodes,namespaces")
 
     assert done.returncode == 0
     assert "crash-loop-back-off  Deployment/checkout" in done.stdout
@@ -265,9 +263,7 @@ def test_calls_that_hang_are_cut_off_and_named(tmp_path: Path) -> None:
 
 
 def test_pods_that_do_not_come_in_time_are_no_empty_cluster(tmp_path: Path) -> None:
-    state = HERE / "states/crash-loop-back-off.txt"
-
-    done = run("incident_triage.sh --timeout 1", tmp_path, state=state, KUBE_SLOW="get pods")
+    done = run("incident_triage.sh --timeout 1", tmp_path, state=CRASHING, KUBE_SLOW="get pods")
 
     assert (done.returncode, done.stdout) == (3, "")
     assert "no pods could be read (late): it said nothing" in done.stderr

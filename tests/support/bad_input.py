@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from time import monotonic
@@ -14,39 +12,32 @@ import pytest
 
 from runner.cli.main import main
 from runner.cli.output import Output
-from tests.support.situations import Project, git
+from tests.support.situations import Done, Project, commit
 
 PROMPTLY = 60.0  # seconds for a refusal, on a host that has other things to do
 
 Make = Callable[[Project], object]
 
 
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def errors(self) -> list[str]:
-        return re.findall(r"^error\[(.+?)\]", self.err, re.MULTILINE)
-
-
-def say(project: Project, *arguments: str | Path) -> Said:
-    """Run the command as ``Project.runner`` does, but here; whatever it printed is safe for a terminal."""
+def called(*arguments: str) -> Done:
+    """Run the command here, with this environment and in this directory."""
     out, err = StringIO(), StringIO()
+    return Done(main(arguments, Output(out, err)), out.getvalue(), err.getvalue())
+
+
+def say(project: Project, *arguments: str | Path) -> Done:
+    """Run the command as ``Project.runner`` does, but here; whatever it printed is safe for a terminal."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RUNNER_HOME", str(project.home / "state"))
         patch.chdir(project.folder)
-        code = main([os.fsdecode(argument) for argument in arguments], Output(out, err))
-    said = Said(code, out.getvalue(), err.getvalue())
+        said = called(*map(os.fsdecode, arguments))
     assert "Traceback" not in said.err
     odd = {c for c in said.out + said.err if not c.isprintable() and c != "\n"}
     assert not odd, odd
     return said
 
 
-def refused(project: Project, verb: str, *arguments: str | Path) -> Said:
+def refused(project: Project, verb: str, *arguments: str | Path) -> Done:
     """Run a verb that must refuse: at once, with nothing made."""
     begun = monotonic()
     said = say(project, verb, *arguments)
@@ -60,8 +51,6 @@ def committed(project: Project) -> Path:
     """A repository `repo` beside the manifests, with one commit."""
     path = project.folder / "repo"
     path.mkdir()
-    git(path, "init", "-q", "-b", "main")
     (path / "README").write_text("hello\n")
-    git(path, "add", "-A")
-    git(path, "commit", "-qm", "first")
+    commit(path, "first")
     return path

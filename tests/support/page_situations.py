@@ -14,7 +14,7 @@ from textwrap import dedent
 
 from tests.support import components, dockerd, needs
 from tests.support.kubernetes import certificates, serving
-from tests.support.situations import git
+from tests.support.situations import commit, write_files
 
 ROOT = Path(__file__).parents[2]
 _COMPONENTS = {"docker": dockerd.DOCKER, "gvisor": dockerd.GVISOR}
@@ -123,9 +123,7 @@ _GO = {
 def committed(work: Path, *, content: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """A git repository of one commit."""
     _write(work, content)
-    git(work, "init", "-q", "-b", "main")
-    git(work, "add", "-A")
-    git(work, "commit", "-qm", "first")
+    commit(work, "first")
     yield {}
 
 
@@ -207,9 +205,7 @@ def programs(names: list[str]) -> list[str]:
 
 
 def _write(folder: Path, content: Mapping[str, str]) -> None:
-    for name, text in content.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(dedent(text))
+    write_files(folder, {name: dedent(text) for name, text in content.items()})
 
 
 def _outputs(_: str, names: list[str]) -> list[str]:

@@ -46,7 +46,7 @@ _WIDTH, _LINE, _EDGE = 8.0, 19, 18  # pixels of a character, of a line, around t
 Span = tuple[str, str]  # text and style
 
 
-def shown(svg: str) -> list[str]:
+def lines_of(svg: str) -> list[str]:
     """The lines of text in a picture."""
     return ["".join(text.itertext()) for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 

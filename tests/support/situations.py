@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +18,16 @@ from typing import Any
 
 import pytest
 
+from runner.core.model import Outcome
+from runner.core.settings import Settings
+from runner.events.record import RunRecord
 from runner.safefs import trees
 from runner.sandbox.mounts import shared_directory
+from tests.support import dockerd
 from tests.support.forked import FORKS
 
+REPO = "repo_source: {type: local, path: repo}"  # of an agent type's workspace, with the fixture `repository`
+IDENTITY = "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b\n"
 DYING = 2.0  # seconds that a busy machine may take for processes that were killed
 HEAD = "apiVersion: runner/v1\nkind: {kind}\nmetadata: {{name: {name}}}\nspec:\n"
 
@@ -36,6 +42,11 @@ class Done:
     out: str
     err: str
 
+    @property
+    def errors(self) -> list[str]:
+        """The codes of what was refused."""
+        return re.findall(r"^error\[(.+?)\]", self.err, re.MULTILINE)
+
 
 @dataclass
 class Project:
@@ -46,10 +57,22 @@ class Project:
     env: dict[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()  # a command that the runner is started by
 
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "all.runner.yaml"
+
     def write(self, *documents: str) -> Path:
-        path = self.folder / "all.runner.yaml"
-        path.write_text("---\n".join(documents))
-        return path
+        self.manifest.write_text("---\n".join(documents))
+        return self.manifest
+
+    def add(self, *documents: str) -> Path:
+        return self.write(self.manifest.read_text(), *documents)
+
+    def edit(self, old: str, new: str) -> None:
+        """Put another text in the place of one in the manifest."""
+        text = self.manifest.read_text()
+        assert old in text
+        self.manifest.write_text(text.replace(old, new))
 
     def script(
         self,
@@ -61,10 +84,17 @@ class Project:
         provider: str = "local",
         policy: str | None = None,
     ) -> None:
-        """One run `work` of a `script` agent; the extra YAML goes below workspace, run and agent type."""
+        """One run `work` of a `script` agent; the extra YAML goes below workspace, run and agent type.
+
+        A container that is of no image is of the tests' own, by their daemon.
+        """
         (self.folder / "agent.sh").write_text(dedent(script))
+        workspace = dedent(workspace).strip()
+        if {"docker", "gvisor"} & {*provider.split(", ")} and "base_image" not in workspace:
+            self.env["DOCKER_HOST"] = dockerd.host()
+            workspace += f"\nbase_image: {dockerd.IMAGE}"
         spec = f"agent: script\nscript: {{path: agent.sh}}\n{dedent(agent)}\nworkspace:\n"
-        spec += indent(f"enabled: true\nproviders: [{provider}]\n{dedent(workspace).strip()}\n", "  ")
+        spec += indent(f"enabled: true\nproviders: [{provider}]\n{workspace}\n", "  ")
         documents = [document("AgentType", "worker", spec)]
         policies = ""
         if policy is not None:
@@ -72,6 +102,12 @@ class Project:
             policies = "policy: house\n"
         documents.append(document("IncidentRun", "work", f"agent_type: worker\n{policies}{dedent(run)}"))
         self.write(*documents)
+
+    def worker(self, name: str, script: str, workspace: str = "providers: [local]", more: str = "") -> str:
+        """An agent type that plays a script of its name."""
+        (self.folder / f"{name}.sh").write_text(script)
+        spec = f"agent: script\nscript: {{path: {name}.sh}}\nworkspace: {{enabled: true, {workspace}}}\n{more}"
+        return document("AgentType", name, spec)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -104,12 +140,36 @@ class Project:
     def apply(self, *arguments: str) -> tuple[Done, dict[str, Any]]:
         """Apply the folder, and the newest run's record."""
         done = self.runner("apply", str(self.folder), *arguments)
-        shown = self.runner("runs", "show", "last", "--output", "json")
-        assert shown.code == 0, done.err + shown.err
-        return done, json.loads(shown.out)
+        assert (self.home / "state" / "state.db").exists(), done.err
+        return done, self.record()
 
-    def directory(self, record: dict[str, Any]) -> Path:
-        return self.home / "state" / "runs" / record["id"]
+    def succeed(self, *arguments: str) -> dict[str, Any]:
+        """The record of a run that is applied and has to succeed."""
+        done, record = self.apply(*arguments)
+        assert done.code == 0, done.out + done.err
+        return record
+
+    def record(self) -> dict[str, Any]:
+        """What is known of the newest run."""
+        shown = self.json("runs", "show", "last")
+        assert isinstance(shown, dict)
+        return shown
+
+    def json(self, *arguments: str) -> Any:
+        """What a verb that has to succeed prints as JSON."""
+        done = self.runner(*arguments, "--output", "json")
+        assert done.code == 0, done.out + done.err
+        return json.loads(done.out)
+
+    def events(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory(record) / "events.jsonl").read_text().splitlines()]
+
+    def directory(self, record: RunRecord | dict[str, Any]) -> Path:
+        return self.home / "state" / "runs" / (record["id"] if isinstance(record, dict) else record.id)
+
+    def settings(self, **env: str) -> Settings:
+        """Those of the command in a poor environment, for tests that call what is behind it."""
+        return Settings.from_env({"RUNNER_HOME": str(self.home / "state"), "PATH": "/usr/bin:/bin", **env})
 
     def logs(self, step: str, stream: str = "stdout") -> str:
         newest = max((self.home / "state" / "runs").iterdir(), key=lambda p: p.stat().st_mtime)
@@ -119,6 +179,12 @@ class Project:
 def step(record: dict[str, Any], name: str) -> dict[str, Any]:
     found: dict[str, Any] = next(s for s in record["steps"] if s["id"] == name)
     return found
+
+
+def outcome_of(record: RunRecord, step: str = "agent") -> Outcome:
+    outcome = record.steps[step].outcome
+    assert outcome is not None
+    return outcome
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -131,6 +197,32 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(
         ["git", "-C", str(folder), *arguments], env=env, check=True, capture_output=True, text=True
     ).stdout.strip()
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for what another process does."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts by their names below a folder; those that start with `#!` may be executed."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755 if text.startswith("#!") else 0o644)
+
+
+def commit(folder: Path, message: str = "change") -> str:
+    """Commit all of a work tree, whose repository is made if there is none; the commit's id."""
+    if not (folder / ".git").exists():
+        git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", message)
+    return git(folder, "rev-parse", "HEAD")
 
 
 @pytest.fixture
@@ -225,14 +317,18 @@ def host_without_user_namespaces(project: Project) -> Project:
 
 
 @pytest.fixture
+def root_without_other_users(project: Project) -> Project:
+    """A project whose runner is root of a user namespace that has no user but root."""
+    project.within = ("unshare", "--user", "--map-root-user")
+    return project
+
+
+@pytest.fixture
 def repository(project: Project) -> Path:
     """A real git repository beside the manifests' folder with one commit of two files."""
     path = project.folder / "repo"
-    path.mkdir()
-    git(path, "init", "-q", "-b", "main")
+    (path / "src").mkdir(parents=True)
     (path / "README").write_text("hello\n")
-    (path / "src").mkdir()
     (path / "src" / "app.sh").write_text("echo app\n")
-    git(path, "add", "-A")
-    git(path, "commit", "-qm", "first")
+    commit(path, "first")
     return path
