@@ -170,7 +170,7 @@ def test_an_image_that_says_what_it_has_is_taken_at_its_word(project: Project, l
 
     assert (claude.code, sorted(claude.errors)) == (4, ["agent.cli-missing"])
     assert f"`claude` is not in image `{labelled}`" in claude.err
-    assert "= hint: `runner image build`" in claude.err
+    assert ": runner image build\n" in claude.err
     assert (goose.code, "CLI 1.52.0" in goose.out) == (0, True), goose.err
     assert (unknown.code, "whether the image has its CLI is not known" in unknown.out) == (0, True), unknown.err
 
