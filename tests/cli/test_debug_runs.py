@@ -197,6 +197,7 @@ BROKEN = {
 BY_DAY = ("fails", "hangs", "lies", "leads elsewhere")
 
 
+@pytest.mark.scenario("TRI-11")
 @pytest.mark.scenario("TRI-28")
 @pytest.mark.parametrize(
     "how", [pytest.param(how, marks=() if how in BY_DAY else pytest.mark.nightly) for how in BROKEN]
