@@ -28,7 +28,7 @@ class Draft:
     findings: tuple[RunnerError, ...] = ()
 
     def found(self, *findings: RunnerError) -> Draft:
-        return replace(self, findings=(*self.findings, *findings)) if findings else self
+        return replace(self, findings=(*self.findings, *findings))
 
 
 Pass = Callable[[Draft], Draft]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from runner.core.errors import Cycle
 
@@ -21,9 +21,6 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self._names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
 
     @property
     def indegrees(self) -> dict[str, int]:

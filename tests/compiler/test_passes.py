@@ -88,6 +88,7 @@ def probe(name: str, missing: dict[Feature, str] | None = None, **more: object) 
 
 WEAK = "`process` gives isolation `namespaces`, and `kernel` is asked for = take `process` out of the providers"
 ELSE = "leave the field out, or see `runner doctor` for another provider"
+LIMITS = ("1 CPU", "memory 1G", "disk 1G", "16 pids")
 GONE = {"available": False, "reason": "it is gone"}
 
 
@@ -117,10 +118,10 @@ GONE = {"available": False, "reason": "it is gone"}
             id="or none",
         ),
         pytest.param(
-            {"resource_limits": {"disk": "1G", "enforcement": "best_effort"}},
-            [probe("local", SCARCE), probe("process")],
-            ["warning `local` cannot enforce disk 1G: no quota = None"],
-            ["disk 1G: not enforced by local"],
+            {"resource_limits": {"cpu": 1, "memory": "1G", "disk": "1G", "pids": 16, "enforcement": "best_effort"}},
+            [probe("local", dict.fromkeys(Feature, "no")), probe("process")],
+            [f"warning `local` cannot enforce {limit}: no = None" for limit in LIMITS],
+            [f"{limit}: not enforced by local" for limit in LIMITS],
             id="as far as it goes",
         ),
         pytest.param(
@@ -186,6 +187,7 @@ def test_every_provider_of_the_chain_must_do_what_is_asked_for(
 
     assert [f"{'warning ' * (f.severity == 'warning')}{f.message} = {f.hint}" for f in found] == findings
     assert list(planned.notes) == notes
+    assert [f.at is None for f in found] == [f.code == "provider.unavailable" for f in found]
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -242,7 +244,9 @@ def test_no_step_may_take_longer_than_its_run(tmp_path: Path, most: float) -> No
 def test_a_run_of_the_plan_has_what_was_decided_and_found(tmp_path: Path) -> None:
     policy = document("Policy", "strict")
     run = {"task": {"branch": "b"}, "policy": "strict", "outputs": {"x": {"file": "x.md"}}}
-    probes = {"local": probe("local", {Feature.NETWORK_NONE: "no"}), "process": probe("process", **GONE)}
+    open_network = {Feature.NETWORK_NONE: "no"}
+    probes = {"local": probe("local", open_network), "process": probe("process", open_network, **GONE)}
+    probes["docker"] = probe("docker")
     facts = Facts(probes, images={"fix": "sha256:1"}, incidents={"fix": {"a": 1}})
     spec, _ = resolved(tmp_path, {**CODE, "providers": [*probes], "base_image": "a:1"}, policy, run=run, facts=facts)
     cluster = ClusterSpec("kube", "context", "server", "namespace", "reads", "plug-in")
@@ -256,6 +260,8 @@ def test_a_run_of_the_plan_has_what_was_decided_and_found(tmp_path: Path) -> Non
     assert (run_plan.max_parallel, run_plan.commit, run_plan.image) == (3, "c", "sha256:1")
     assert run_plan.policies == tuple(policy.name for policy in spec.policies)
     assert run_plan.values == {"task": {"branch": "b"}, "incident": {"a": 1}}
+    assert compiled(spec, replace(facts, incidents={}))[0].values == {"task": {"branch": "b"}, "incident": {}}
+    assert compiled(replace(spec, incident=None), facts)[0].values == {"task": {"branch": "b"}}
     assert run_plan.origins == {**spec.origins, **{f"policy {p.name}": p.origin for p in spec.policies}}
     assert run_plan.cluster == PlannedCluster("context", "server", "namespace", "reads", "plug-in")
     assert run_plan.host_network == ("local",)

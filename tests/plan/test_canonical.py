@@ -59,6 +59,10 @@ def test_the_canonical_form_is_the_plain_form_with_sorted_keys_and_no_white_spac
     )
 
 
+def test_keys_and_fields_are_plain_themselves() -> None:
+    assert plain({Path("a"): One(Path("b")), 2: (Path("c"),)}) == {"a": {"only": "b"}, "2": ["c"]}
+
+
 @pytest.mark.parametrize("value", [object(), (b"bytes",), One({"a": object()})], ids=["top", "item", "field"])
 def test_what_has_no_json_form_has_no_canonical_one(value: object) -> None:
     with pytest.raises(TypeError, match="has no JSON form"):

@@ -87,6 +87,27 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
             id="a step less",
         ),
         pytest.param(
+            changed((("runs", 0, "steps"), [STEP, SAVE, {**STEP, "id": "more", "what": "it"}])),
+            [Change("+", "fix.more", None, "it", "a.yaml:9")],
+            id="a step more",
+        ),
+        pytest.param(
+            changed((("runs", 0, "steps", 0, "body", "commands"), [])),
+            [Change("-", "fix.setup.commands[0]", ["sh", "-c", "npm ci"], None, "a.yaml:9")],
+            id="a command less",
+        ),
+        pytest.param(
+            changed(
+                (("runs", 0, "steps", 0, "body", "policies", 0, "max"), 2),
+                (("runs", 0, "steps", 1, "body", "policies", 0, "max"), 3),
+            ),
+            [
+                Change("~", "fix.setup.policies[0].max", 1, 2, "a.yaml:9"),
+                Change("~", "fix.save.policies[0].max", 1, 3, "defaults"),
+            ],
+            id="another change in another step",
+        ),
+        pytest.param(
             changed((("runs",), [RUN, {**RUN, "name": "two", "origin": "a.yaml:30"}])),
             [Change("+", "two", None, None, "a.yaml:30")],
             id="a run more",
@@ -96,6 +117,25 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
 )
 def test_changes_lead_from_the_old_plan_to_the_new(new: dict[str, Any], changes: list[Change]) -> None:
     assert diff(PLAN, new) == changes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("abc", "abd", [("[2]", "c", "d")]),
+        ("abcd", "axyd", [("[1]", "b", "x"), ("[2]", "c", "y")]),
+        ("abcde", "abxycde", [("[2]", None, "x"), ("[3]", None, "y")]),
+        ("abxycde", "abcde", [("[2]", "x", None), ("[3]", "y", None)]),
+        ("aa", "aaaa", [("[2]", None, "a"), ("[3]", None, "a")]),
+        ("aab", "ab", [("[1]", "a", None)]),
+        ("", "a", [("[0]", None, "a")]),
+        ("abcd", "xbcy", [("[0]", "a", "x"), ("[3]", "d", "y")]),
+    ],
+)
+def test_items_are_compared_without_those_that_are_equal_at_both_ends(
+    old: str, new: str, found: list[tuple[str, str | None, str | None]]
+) -> None:
+    assert list(differences({"x": [*old]}, {"x": [*new]})) == [(f"x{place}", *pair) for place, *pair in found]
 
 
 def file(content: str, *, at: str = "/a") -> dict[str, object]:
@@ -120,6 +160,17 @@ def file(content: str, *, at: str = "/a") -> dict[str, object]:
             ["files.b.sh", "files.a.sh.executable"],
             id="what a manifest holds itself",
         ),
+        pytest.param(
+            {"files": [["a.sh", "one\n", False]]},
+            {"files": [["a.sh", "two\n", False]]},
+            ["files.a.sh.content"],
+            id="text",
+        ),
+        pytest.param({"file": []}, {"file": ["a"]}, ["file[0]"], id="no file"),
+        pytest.param({"skills": [["a", file("1")]]}, {"skills": []}, ["skills.a"], id="the last of its list"),
+        pytest.param({"script": file("x")}, {"script": {"path": "y"}}, ["script"], id="a file no more"),
+        pytest.param({"script": {"path": "y"}}, {"script": file("x")}, ["script"], id="a file now"),
+        pytest.param({"file": {}}, {"file": {"path": "", "sha256": "", "size": 0}}, ["file"], id="bare"),
     ],
 )
 def test_files_are_compared_by_name_and_content(old: object, new: object, found: list[str]) -> None:
