@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from runner.cli.requests import nearest_manifests
-from runner.core.home import runs_directory, workspaces_directory
+from runner.core.home import RUNS, WORKSPACES
 from runner.core.settings import Settings
 
 _KIND = re.compile(r"^kind:\s*(\w+)", re.M)
@@ -25,11 +25,11 @@ LARGEST = 1 << 20  # bytes of a text
 def runs(settings: Settings) -> Iterator[str]:
     """Yield the newest runs, after ``last``."""
     yield "last"
-    yield from _newest(runs_directory(settings.home))
+    yield from _newest(settings.home / RUNS)
 
 
 def workspaces(settings: Settings) -> Iterator[str]:
-    return _newest(workspaces_directory(settings.home))
+    return _newest(settings.home / WORKSPACES)
 
 
 def names(settings: Settings) -> Iterator[str]:

@@ -20,7 +20,7 @@ import trio
 
 from runner.artifacts.run_files import read_account
 from runner.cli.output import Output
-from runner.core.home import runs_directory
+from runner.core.home import RUNS
 from runner.core.model import Status
 from runner.core.nurseries import open_services
 from runner.core.sanitize import sanitize
@@ -238,7 +238,7 @@ async def open_screen(
     from runner.ops.host.state import now_microseconds
 
     out.outlive()
-    runs = runs_directory(settings.home)
+    runs = settings.home / RUNS
     screen = Screen(out, headers, runs, face=face, quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)
 
     async def tick() -> None:

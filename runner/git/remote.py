@@ -30,7 +30,7 @@ from runner.core.errors import (
     UnknownCommit,
     UrlUnsupported,
 )
-from runner.core.home import mirrors_directory
+from runner.core.home import MIRRORS
 from runner.core.ids import is_branch, is_commit_id
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings, Token
@@ -92,7 +92,7 @@ class RemoteAccess:
         if settings.git_credentials == "netrc":
             found["HOME"] = host.get("HOME", os.devnull)
         ssh = shutil.which("ssh", path=path)
-        return cls(mirrors_directory(settings.home), found, ssh, settings.git_token, settings.mirror_limit)
+        return cls(settings.home / MIRRORS, found, ssh, settings.git_token, settings.mirror_limit)
 
 
 NO_REMOTES = RemoteAccess(Path(os.devnull), {}, None)  # for an adapter of this host's repositories only

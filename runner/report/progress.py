@@ -18,7 +18,7 @@ from runner.report.format import MARKS, brief, commands, cost, count, duration, 
 from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
 from runner.report.text import class_line, cluster_line, status_word
-from runner.report.triage import Header
+from runner.report.triage import Header, trouble
 
 NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
 _NAMED = 20  # violations
@@ -47,7 +47,7 @@ def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> I
     yield "   ".join(filter(None, parts))
 
 
-def news(  # noqa: C901, PLR0912  # one arm an event type
+def news(  # one arm an event type
     record: RunRecord, event: ev.Event
 ) -> Iterator[str]:
     """Yield what an event that was just folded adds to the screen; nothing for most."""
@@ -56,12 +56,6 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
             yield f"  sandbox     {class_line(record)}, {sandbox(seen)}"
         case ev.LogOpened(path=path):
             yield f"  log         {path}"
-        case ev.ProviderRejected(provider=provider, reason=reason):
-            yield f"  ! provider {provider} refused: {reason}"
-        case ev.FallbackStarted(step=name, provider=provider, reason=reason):
-            yield f"  ! falling back from {provider}: {name}: {reason}"
-        case ev.RetryScheduled(step=name, operation=operation, reason=reason, pause_seconds=pause):
-            yield f"  ! {name}: {operation} failed, trying again in {duration(pause)}: {reason}"
         case ev.StepEnded(step=name, outcome=outcome):
             if not ((outcome.ok and record.steps[name].kind in _HOUSEKEEPING) or outcome.status is Status.SKIPPED):
                 yield f"  {step_line(name, record.steps[name], _did(record, name))}"
@@ -69,16 +63,12 @@ def news(  # noqa: C901, PLR0912  # one arm an event type
             if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
                 yield f"      baseline: {record.preloaded.headline}"
             yield from (f"      ! {text}" for text in outcome.warnings)
-        case ev.WarningIssued(message=message):
-            yield f"  ! {message}"
-        case ev.OomKilled():
-            yield f"  ! {record.warnings[-1][1]}"
         case ev.StopStageReached(step=name):
             yield f"  ! {name}: {stop_stage(event, event.grace_seconds)}"
         case ev.CancelRequested(reason=reason):
             yield f"  ! stopping: {reason}; saving and cleaning up, a second Ctrl-C gives that up"
         case _:
-            pass
+            yield from (f" {line}" for line in trouble(record, event))
 
 
 def step_line(name: str, step: StepRecord, did: str = "") -> str:

@@ -117,26 +117,31 @@ def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
     match event:
         case ev.IsolationObserved():
             yield f"   isolation  {isolation_line(record)}"
-        case ev.ProviderRejected(provider=provider, reason=reason):
-            yield f" ! provider {provider} refused: {reason}"
-        case ev.FallbackStarted(step=name, provider=provider, reason=reason):
-            yield f" ! falling back from {provider}: {name}: {reason}"
-        case ev.RetryScheduled(step=name, operation=operation, reason=reason, pause_seconds=pause):
-            yield f" ! {name}: {operation} failed, trying again in {duration(pause)}: {reason}"
         case ev.StepEnded(step=name, outcome=outcome):
             if name not in _HOUSEKEEPING or not outcome.ok:
                 yield " " + step_line(name, record.steps[name])
             if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
                 yield f"     baseline: {record.preloaded.headline}"
             yield from (f"     ! {text}" for text in outcome.warnings)
+        case ev.CancelRequested(reason=reason):
+            yield f" ! stopping: {reason}; what there is will be saved, unless you stop it again"
+        case _:
+            yield from trouble(record, event)
+
+
+def trouble(record: RunRecord, event: ev.Event) -> Iterator[str]:
+    """Yield the line of an event that tells what did not go as planned."""
+    match event:
+        case ev.ProviderRejected(provider=provider, reason=reason):
+            yield f" ! provider {provider} refused: {reason}"
+        case ev.FallbackStarted(step=name, provider=provider, reason=reason):
+            yield f" ! falling back from {provider}: {name}: {reason}"
+        case ev.RetryScheduled(step=name, operation=operation, reason=reason, pause_seconds=pause):
+            yield f" ! {name}: {operation} failed, trying again in {duration(pause)}: {reason}"
         case ev.WarningIssued(message=message):
             yield f" ! {message}"
         case ev.OomKilled():
             yield f" ! {record.warnings[-1][1]}"
-        case ev.CancelRequested(reason=reason):
-            yield f" ! stopping: {reason}; what there is will be saved, unless you stop it again"
-        case _:
-            pass
 
 
 def step_line(name: str, step: StepRecord) -> str:

@@ -31,7 +31,7 @@ async def open_cluster(
 ) -> AsyncIterator[ClusterSession | None]:
     """The way to the cluster of a run for the length of the block, or ``None`` without one.
 
-    ``workspace`` is an opening whose shape has a cluster. Raises what opening a session and listening raise.
+    ``workspace`` is a sandbox whose shape has a cluster. Raises what opening a session and listening raise.
     """
     if cluster is None:
         yield None

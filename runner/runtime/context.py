@@ -17,7 +17,7 @@ from typing import TypeVar
 import trio
 
 from runner.core.errors import InputChanged, PlatformError, WorkspaceLost
-from runner.core.home import private_repository, run_directory, scratch_directory, workspace_directory
+from runner.core.home import SCRATCH, private_repository, run_directory, workspace_directory
 from runner.core.model import Feature, Handle, Lease, PoolMissReason, SavedWork, SlotKey, StopStage
 from runner.core.redact import Redactor, Secret
 from runner.events import events as ev
@@ -63,11 +63,11 @@ class RunPaths:
 
     @property
     def checkout(self) -> Path:
-        return scratch_directory(self.home) / f"{self.run}-verify"
+        return self.home / SCRATCH / f"{self.run}-verify"
 
     @property
     def quarantine(self) -> Path:
-        return scratch_directory(self.home) / f"{self.run}-commits"
+        return self.home / SCRATCH / f"{self.run}-commits"
 
     def name_of(self, handle: Handle) -> Path:
         """Return the path by which people find a workspace's tree, which may lie elsewhere."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.errors import CleanUpIncomplete, PlatformError, ProtectedLink, ProviderFailed, WorkspaceLost
-from runner.core.home import project_directory, sandboxes_directory, workspace_directory
+from runner.core.home import PROJECTS, SANDBOXES, workspace_directory
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
 from runner.safefs import trees
@@ -44,7 +44,7 @@ class WorkspaceDirectories:
         self.own_users = trees.can_chown() if own_users is None else own_users
         self._idmaps = idmaps
         self._provider = provider
-        self._records = sandboxes_directory(self.home)
+        self._records = self.home / SANDBOXES
         self._volumes = Volumes(self.home)
 
     def handle(
@@ -63,7 +63,7 @@ class WorkspaceDirectories:
         """
         if slot is not None:
             return replace(self.handle(slot, limits), id=id, project=project)
-        directory = project_directory(self.home, project)
+        directory = self.home / PROJECTS / project
         private = self._volumes.place(id) if limits.disk_bytes is not None else self._records / id
         own = private / "tree" if limits.disk_bytes is not None else workspace_directory(self.home, project, id)
         tree, uid = adopted or (own, self._uid(str(directory) if shared else id))

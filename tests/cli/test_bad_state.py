@@ -246,15 +246,6 @@ def test_a_run_or_a_step_that_is_not_there_is_not_found(ran: Project, words: tup
     assert (said.code, said.errors, hint in said.err) == (6, ["store.unknown-run"], True)
 
 
-def test_a_prefix_of_several_runs_lists_them(ran: Project) -> None:
-    ran.runner("apply", ".")
-
-    said = say(ran, "runs", "show", "")
-
-    assert (said.code, said.errors) == (6, ["store.unknown-run"])
-    assert "one of:" in said.err
-
-
 def test_a_patch_whose_file_is_gone_is_not_found(project: Project) -> None:
     project.script("echo x > made", run="snapshot: {}")
     (project.directory(project.succeed()) / "work.patch").unlink()

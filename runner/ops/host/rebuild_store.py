@@ -17,7 +17,7 @@ import trio
 from runner.artifacts.history import FILE, Unreadable, last_seq, read_events
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import RunUnfinished, StoreDamaged, StoreFailed
-from runner.core.home import runs_directory, state_file, workspaces_directory
+from runner.core.home import RUNS, STATE_FILE, WORKSPACES
 from runner.core.settings import Settings
 from runner.events.events import Recorded
 from runner.ops.host.state import now_microseconds
@@ -47,17 +47,17 @@ async def rebuild_store(settings: Settings) -> RebuildResult:
     replaced.
     """
     damage, aside = await _damage(settings), None
-    if damage is not None or not state_file(settings.home).exists():
+    if damage is not None or not (settings.home / STATE_FILE).exists():
         _require_unused(settings)
     if damage is not None:
-        aside = await trio.to_thread.run_sync(_put_aside, state_file(settings.home))
+        aside = await trio.to_thread.run_sync(_put_aside, settings.home / STATE_FILE)
     nonce = _nonce(settings.home)
 
     def entropy(size: int) -> bytes:
         return nonce or secrets.token_bytes(size)
 
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    async with open_store(state_file(settings.home), now=now_microseconds, entropy=entropy) as store:
+    async with open_store(settings.home / STATE_FILE, now=now_microseconds, entropy=entropy) as store:
         unread: list[str] = []
         added: dict[str, list[str]] = {"run": [], "workspace": []}
         events = 0
@@ -74,10 +74,12 @@ async def rebuild_store(settings: Settings) -> RebuildResult:
 
 async def _damage(settings: Settings) -> str | None:
     """Say why the store is unusable; ``None`` also when there is none."""
-    if not state_file(settings.home).exists():
+    if not (settings.home / STATE_FILE).exists():
         return None
     try:
-        async with open_store(state_file(settings.home), now=now_microseconds, entropy=bytes, must_exist=True) as store:
+        async with open_store(
+            settings.home / STATE_FILE, now=now_microseconds, entropy=bytes, must_exist=True
+        ) as store:
             await store.check()
     except StoreDamaged as error:
         return error.message
@@ -86,8 +88,8 @@ async def _damage(settings: Settings) -> str | None:
 
 def _require_unused(settings: Settings) -> None:
     """Raise ``RunUnfinished`` if somebody has the old store open, and would go on writing to it."""
-    home, runs = settings.home, runs_directory(settings.home)
-    for held in (*runs.glob("*"), *workspaces_directory(home).glob("*/lease"), home / PLACE):
+    home, runs = settings.home, settings.home / RUNS
+    for held in (*runs.glob("*"), *(home / WORKSPACES).glob("*/lease"), home / PLACE):
         if held.is_dir() and is_locked(held):
             what = f"a runner is still working on run `{held.name}`" if held.parent == runs else f"`{held}` is in use"
             raise RunUnfinished(f"{what}, and uses the store that is to be replaced", hint="end it, or wait")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.artifacts.history import FILE, was_started
 from runner.core.errors import StoreFailed
-from runner.core.home import runs_directory, state_file, workspaces_directory
+from runner.core.home import RUNS, STATE_FILE, WORKSPACES
 from runner.core.model import ClockReference
 from runner.core.settings import Settings
 from runner.store.sqlite import Reader, SqliteStore, is_read_only, open_reader, open_store
@@ -40,7 +40,7 @@ def make_home(settings: Settings) -> None:
 async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
     """Open the store; in a new home, create it. Raises what ``open_store`` raises."""
     known = has_history(settings)  # before the store is looked at, or another's first run could come between
-    store = open_store(state_file(settings.home), now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
+    store = open_store(settings.home / STATE_FILE, now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
     async with store as opened:
         if await opened.anchor() is None and not is_read_only(
             settings.home
@@ -53,13 +53,13 @@ async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
 async def read_state(settings: Settings) -> AsyncIterator[Reader]:
     """Open the store for reading, also on a read-only medium."""
     known = has_history(settings)
-    async with open_reader(state_file(settings.home), must_exist=known) as opened:
+    async with open_reader(settings.home / STATE_FILE, must_exist=known) as opened:
         yield opened
 
 
 def has_history(settings: Settings) -> bool:
     """Tell by the directories whether a run, or a workspace outside of runs, was ever started here."""
-    runs, workspaces = runs_directory(settings.home), workspaces_directory(settings.home)
+    runs, workspaces = settings.home / RUNS, settings.home / WORKSPACES
     try:
         return any(map(was_started, runs.glob("*"))) or any(workspaces.glob(f"*/{FILE}"))
     except OSError:  # whoever opens the store will say what is wrong with the home

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,35 +111,17 @@ async def apply_all(
             append = event_writer(store, [files, *sinks], deps.redact)
             digest, rehearsal, manifests = planned.plan.digest, deps.gateway.rehearsal, str(planned.path.resolve())
             try:
+                begin: Callable[..., Awaitable[RunRecord]]
                 if blocker := _blocked(plan, records, control):
-                    files.write_plan(plan, digest, plan_inputs_of(planned, plan, {}), rehearsal)
-                    record = await record_skipped_run(
-                        plan,
-                        digest,
-                        id=paths.run,
-                        append=append,
-                        reason=blocker,
-                        key=key,
-                        rehearsal=rehearsal,
-                        manifests=manifests,
-                    )
+                    outputs: dict[str, dict[str, object]] = {}
+                    begin = partial(record_skipped_run, plan, reason=blocker, rehearsal=rehearsal)
                 else:
                     outputs = outputs_for(plan, plans, records, settings)
-                    files.write_plan(plan, digest, plan_inputs_of(planned, plan, outputs), rehearsal)
                     ready = replace(plan, values={**plan.values, "outputs": outputs})
-                    record = await execute_run(
-                        ready,
-                        digest,
-                        id=paths.run,
-                        paths=paths,
-                        deps=deps,
-                        append=append,
-                        control=control,
-                        key=key,
-                        manifests=manifests,
-                        secrets=values[name],
-                        warnings=warnings,
-                    )
+                    begin = partial(execute_run, ready, paths=paths, deps=deps, control=control, secrets=values[name])
+                    begin = partial(begin, warnings=warnings)
+                files.write_plan(plan, digest, plan_inputs_of(planned, plan, outputs), rehearsal)
+                record = await begin(digest, id=paths.run, append=append, key=key, manifests=manifests)
                 files.write_record(record)
             except RunOver:
                 record = replay(paths.run, await store.events(paths.run))

@@ -31,7 +31,7 @@ from runner.core.errors import (
     UsageError,
     Withheld,
 )
-from runner.core.home import private_repository, scratch_directory
+from runner.core.home import SCRATCH, private_repository
 from runner.core.model import Status
 from runner.core.settings import Settings
 from runner.events.events import SnapshotPublished
@@ -241,7 +241,7 @@ def _check_patch(stored: StoredRun, patch: Path) -> None:
 @contextmanager
 def _scratch(settings: Settings, stored: StoredRun) -> Iterator[Path]:
     """Make a private directory for the block."""
-    folder = scratch_directory(settings.home)
+    folder = settings.home / SCRATCH
     folder.mkdir(exist_ok=True, mode=0o700)
     scratch = Path(mkdtemp(prefix=f"{stored.record.id}-apply-", dir=folder))
     try:

@@ -16,7 +16,7 @@ import trio
 
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.errors import RunnerError
-from runner.core.home import mirrors_directory, run_directory, sandboxes_directory, state_file
+from runner.core.home import MIRRORS, SANDBOXES, STATE_FILE, run_directory
 from runner.core.model import Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -104,7 +104,7 @@ def judge(age_seconds: float, retention: float) -> GcVerdict:
 
 async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     """Remove what is stale, or with ``dry_run`` only list it. Items that could not be removed say why."""
-    if not state_file(settings.home).exists() and not has_history(settings):
+    if not (settings.home / STATE_FILE).exists() and not has_history(settings):
         return Collection((), dry_run)
     async with open_state(settings) as store:
         with unwrapping_groups():
@@ -129,7 +129,7 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
 def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: float) -> list[StoredItem]:
     """List everything that runs and mirrors keep; the directory of a run follows its other items."""
     home, known = settings.home, {row.id: row for row in rows}
-    over = mirror.over_limit(mirrors_directory(home), settings.mirror_limit)
+    over = mirror.over_limit(home / MIRRORS, settings.mirror_limit)
 
     def kept(kind: str, path: Path, run: str | None, touched: float) -> StoredItem:
         row = known.get(run) if run is not None else None
@@ -156,7 +156,7 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
 
 def _signs(home: Path, handle: Handle) -> list[Path]:
     """Return the paths whose age tells that of a workspace, which may be incomplete."""
-    return [path for path in (handle.tree, sandboxes_directory(home) / f"{handle.id}.json") if path.exists()]
+    return [path for path in (handle.tree, home / SANDBOXES / f"{handle.id}.json") if path.exists()]
 
 
 def _touched(paths: Iterable[Path]) -> float:

@@ -18,7 +18,7 @@ from runner.artifacts.history import was_started
 from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
-from runner.core.home import state_file
+from runner.core.home import STATE_FILE
 from runner.core.model import Fence, Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -65,7 +65,7 @@ class Recovery:
 
 async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -> Recovery:
     """Recover one run of this ``RUNNER_HOME``, or all. Raises ``UnknownRun``, ``RunUnfinished`` for one that lives."""
-    if run is None and not state_file(settings.home).exists() and not has_history(settings):
+    if run is None and not (settings.home / STATE_FILE).exists() and not has_history(settings):
         return Recovery((), (), dry_run)
     try:
         async with open_state(settings) as store:

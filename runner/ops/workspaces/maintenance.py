@@ -14,7 +14,7 @@ import trio
 
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import LeaseError, RunnerError, WorkspaceExpired
-from runner.core.home import run_directory, sandboxes_directory, workspaces_directory
+from runner.core.home import SANDBOXES, WORKSPACES, run_directory
 from runner.core.model import WorkspaceStatus
 from runner.core.nurseries import open_services
 from runner.events.events import UnsavedWorkDiscarded
@@ -184,12 +184,12 @@ async def sweep(env: WorkspaceEnv, unknown: Collection[str] = (), *, dry_run: bo
     """Remove files of workspaces that are gone, or whose maker died before they were recorded."""
     known = {row.id for row in await env.store.workspaces()}.union(unknown)
     found = []
-    for folder in sorted(workspaces_directory(env.settings.home).glob("*")):
+    for folder in sorted((env.settings.home / WORKSPACES).glob("*")):
         if folder.name not in known and not is_locked(env.lock(folder.name)):
             found.append(str(folder))
             if not dry_run:
                 await trio.to_thread.run_sync(trees.remove, folder)
-    for part in sorted(sandboxes_directory(env.settings.home).glob(".*.part")):
+    for part in sorted((env.settings.home / SANDBOXES).glob(".*.part")):
         if not _is_written(env, part.name[1 : -len(".part")]):
             found.append(str(part))
             if not dry_run:

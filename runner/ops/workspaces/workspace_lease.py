@@ -23,7 +23,7 @@ from runner.artifacts.history import FILE, add_events, event_line
 from runner.artifacts.layout import write
 from runner.artifacts.run_lock import try_lock
 from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, WorkspaceLost
-from runner.core.home import workspaces_directory
+from runner.core.home import WORKSPACES
 from runner.core.model import Fence, Handle, Lease
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -54,7 +54,7 @@ class WorkspaceEnv:
 
     def folder(self, id: str) -> Path:
         """Return the directory of a workspace's repository and lock, which commands never see."""
-        return workspaces_directory(self.settings.home) / id
+        return self.settings.home / WORKSPACES / id
 
     def lock(self, id: str) -> Path:
         return lock_of(self.settings.home, id)
@@ -71,7 +71,7 @@ class WorkspaceEnv:
 
 def lock_of(home: Path, id: str) -> Path:
     """Return the directory that a holder outside of runs keeps locked."""
-    return workspaces_directory(home) / id / "lease"
+    return home / WORKSPACES / id / "lease"
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""See ``plan``. Runs in an opening of its own, since the agent's sandbox is gone by now."""
+"""See ``plan``. Runs in a sandbox of its own, since the agent's sandbox is gone by now."""
 
 from __future__ import annotations
 
