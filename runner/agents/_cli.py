@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from runner.agents._lines import last_line, tail
 from runner.core.model import Command, CommandStatus, Exit, Outcome, Reason, Status, Usage, failed, succeeded
@@ -25,8 +26,7 @@ MAX_LINE = 16 << 20  # bytes of a line that is looked at
 _NOT_FOUND = 127  # what a shell says of a command that there is none of
 
 
-@dataclass(frozen=True)
-class TurnState:
+class TurnState(Struct, frozen=True):
     """The progress of a CLI's work by its stream: whether the last turn is ``under_way``, was ``finished``, or why it
     failed.
 
@@ -43,11 +43,10 @@ class TurnState:
     usage: Usage | None = None
 
 
-@dataclass
-class CommandLog:
+class CommandLog(Struct):
     """The shell commands of a stream in the order in which they were asked for; cut off until their end is told."""
 
-    _asked: dict[str, Command] = field(default_factory=dict)
+    _asked: dict[str, Command] = {}
 
     def ask(self, id: str, text: str) -> None:
         self._asked.setdefault(id, Command(text, status=CommandStatus.UNFINISHED))
@@ -62,8 +61,7 @@ class CommandLog:
         return tuple(self._asked.values())
 
 
-@dataclass(frozen=True)
-class CliAgent:
+class CliAgent(Struct, frozen=True):
     """An agent CLI.
 
     ``read_turn`` makes a ``TurnState`` of the lines of standard output, ``read_commands`` lists the commands in them,
@@ -76,13 +74,13 @@ class CliAgent:
     api: Api
     set_up: Callable[[ModelAccess], AgentSetup]
     read_turn: Callable[[Iterable[Line]], TurnState]
-    package: str = field(kw_only=True)
-    display_line: Callable[[Line], str | None] = field(kw_only=True)
-    read_commands: Callable[[Iterable[Line]], tuple[Command, ...]] = field(kw_only=True)
-    transcript: re.Pattern[str] = field(kw_only=True)
-    autorun_paths: tuple[str, ...] = field(default=(), kw_only=True)
-    exit_reasons: Mapping[int, Reason] = field(default_factory=dict, kw_only=True)
-    noise: re.Pattern[bytes] | None = field(default=None, kw_only=True)
+    package: str
+    display_line: Callable[[Line], str | None]
+    read_commands: Callable[[Iterable[Line]], tuple[Command, ...]]
+    transcript: re.Pattern[str]
+    autorun_paths: tuple[str, ...] = ()
+    exit_reasons: Mapping[int, Reason] = {}
+    noise: re.Pattern[bytes] | None = None
 
     def display(self, line: str) -> str | None:
         value = line_of(line.encode())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, items, reason_of_status, text
 from runner.agents._stream_text import CLAUDE_EXIT, claude_text

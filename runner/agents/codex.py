@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, reason_of, text
 from runner.agents._stream_text import codex_text, shell_script

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from posixpath import relpath
+
+from msgspec.structs import replace
 
 from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, reason_of, text
 from runner.agents._stream_text import GEMINI_EXIT, gemini_text

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from urllib.parse import SplitResult, urlsplit
+
+from msgspec.structs import replace
 
 from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, items, reason_of, text
 from runner.agents._stream_text import goose_text

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runner.events.events import Recorded, UnknownEvent, as_json, decode
+from runner.core.codec import typed
+from runner.events.events import ANY, Recorded, as_json
 
 FILE = "events.jsonl"
 ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes as Python reads them
@@ -71,9 +72,9 @@ def read_events(directory: Path, owner: str) -> list[Recorded]:
 def _parse_line(text: bytes, number: int, owner: str) -> Recorded:
     try:
         words = json.loads(text)
-        of, seq, at, name = (words.pop(key) for key in ("run", "seq", "at", "type"))
-        recorded = Recorded(of, seq, at, decode(name, json.dumps(words)))
-    except (UnknownEvent, ValueError, KeyError, TypeError, AttributeError) as error:
+        of, seq, at = (words.pop(key) for key in ("run", "seq", "at"))
+        recorded = Recorded(of, seq, at, typed(words, ANY))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"line {number} is not an event") from error
     if (of, seq) != (owner, number) or not isinstance(at, int):
         raise Unreadable(f"line {number} is not event {number} of `{owner}`")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
+
+from msgspec import Struct
 
 from runner.core.errors import HostRefused, ReportNotWritten
 
 ENCODING_ERRORS = "backslashreplace"  # of names that are not UTF-8
 
 
-@dataclass(frozen=True)
-class OutputFile:
+class OutputFile(Struct, frozen=True):
     """A file that could be written when it was named. ``adds``: to its end, beside what others write there."""
 
     path: Path

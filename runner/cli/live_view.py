@@ -12,11 +12,11 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import trio
+from msgspec.structs import replace
 
 from runner.artifacts.run_files import read_account
 from runner.cli.output import Output

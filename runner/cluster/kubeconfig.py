@@ -16,11 +16,12 @@ import ssl
 import stat
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from runner.cluster.credential_plugin import (
     MAX_TOKEN,
@@ -40,6 +41,7 @@ from runner.core.errors import (
     nearest,
 )
 from runner.core.sanitize import excerpt, sanitize
+from runner.core.settings import Confidential
 from runner.manifest.text import parse
 
 MAX_FILE = 1 << 20  # bytes of a kubeconfig, and of each file that it names
@@ -59,8 +61,7 @@ _FLATTEN_HINT = "run `kubectl config view --minify --flatten > FILE`, which puts
 _KINDS = (("cluster", "clusters"), ("user", "users"), ("context", "contexts"))
 
 
-@dataclass(frozen=True)
-class ClusterTarget:
+class ClusterTarget(Confidential, frozen=True):
     """A cluster and how to reach it. ``exposed`` says what others can do with the kubeconfig; empty for nothing."""
 
     context: str
@@ -69,10 +70,10 @@ class ClusterTarget:
     exposed: str
     server_name: str | None
     authorities: bytes | None = None
-    certificate: tuple[bytes, bytes] | None = field(default=None, repr=False)  # and its key, PEM
-    token: str = field(default="", repr=False)
+    certificate: tuple[bytes, bytes] | None = None  # and its key, PEM
+    token: str = ""
     token_file: TokenFile | None = None
-    basic: tuple[str, str] | None = field(default=None, repr=False)
+    basic: tuple[str, str] | None = None
     plug_in: CredentialPlugin | None = None  # what gives the credential, when nothing else does
 
     def certificates(self, own: tuple[bytes, bytes] | None) -> ssl.SSLContext | None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
 
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
 import runner.steps
 from runner.core import plugins
+from runner.core.codec import digest
 from runner.core.errors import IsolationTooWeak, NotEnforced, ProviderUnavailable, RunnerError, Unenforceable
 from runner.core.model import Feature
 from runner.manifest.text import collector_paused
 from runner.plan.graph import Graph
-from runner.plan.model import FORMAT, Plan, PlannedCluster, RunPlan, SecretGrant, Step, digest
+from runner.plan.model import FORMAT, Plan, PlannedCluster, RunPlan, SecretGrant, Step
 from runner.ports.provider import Probe
 from runner.spec.model import Demand, Facts, RunSpec, no_image
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(Struct, frozen=True):
     spec: RunSpec
     facts: Facts
     steps: tuple[Step, ...] = ()
@@ -94,7 +96,7 @@ def demand_isolation(draft: Draft) -> Draft:
     spec = draft.spec
     weak = [
         IsolationTooWeak(
-            f"`{name}` gives isolation `{probe.isolation.word}`, and `{spec.isolation.word}` is asked for",
+            f"`{name}` gives isolation `{probe.isolation.value}`, and `{spec.isolation.value}` is asked for",
             at=spec.providers_at,
             hint=f"remove `{name}` from the providers",
         )
@@ -187,7 +189,7 @@ def compile_plan(
 
 def _run_plan(draft: Draft) -> RunPlan:
     spec = draft.spec
-    task = {key: value for key, value in vars(spec.task).items() if value is not None}
+    task = {key: value for key, value in asdict(spec.task).items() if value is not None}
     incident = {"incident": draft.facts.incidents.get(spec.name, {})} if spec.incident is not None else {}
     return RunPlan(
         name=spec.name,

@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess  # noqa: TID251  # PIPE and DEVNULL only; trio spawns
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 _DRAIN_SECONDS = 1.0  # for the output of a command that has ended, which a process out of reach may keep open
 
 
-@dataclass(frozen=True)
-class Captured:
+class Captured(Struct, frozen=True):
     """The end of a command: its exit, the head of its stdout and the tail of its stderr."""
 
     code: int

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.errors import ProviderFailed
 
 FOLDER = Path(__file__).parents[1] / "guest" / "bin"
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Struct, frozen=True):
     path: Path
     sha256: str
 

@@ -790,6 +790,10 @@ class StoreDamaged(DamagedError):
     code = "store.damaged"
 
 
+class StoreTooOld(StoreDamaged):
+    code = "store.too-old"
+
+
 class StoreTooNew(DamagedError):
     code = "store.too-new"
 

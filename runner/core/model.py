@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import Enum, StrEnum
+from functools import total_ordering
 from pathlib import Path
+
+from msgspec import Struct
 
 DEFAULT_PROJECT = "default"  # of what belongs to no project
 
 
-class IsolationClass(IntEnum):
-    """The strength of the boundary between an agent and the host; ordered, so that a floor is a comparison."""
+@total_ordering
+class IsolationClass(Enum):
+    """The strength of the boundary between an agent and the host; ordered, so that a floor is a comparison, and true
+    if there is a boundary.
+    """
 
-    NONE = 0
-    NAMESPACES = 1
-    KERNEL = 2
-    VM = 3
+    NONE = "none"
+    NAMESPACES = "namespaces"
+    KERNEL = "kernel"
+    VM = "vm"
 
-    @property
-    def word(self) -> str:
-        return self.name.lower()
+    def __bool__(self) -> bool:
+        return self is not IsolationClass.NONE
+
+    def __lt__(self, other: IsolationClass) -> bool:
+        classes = list(IsolationClass)
+        return classes.index(self) < classes.index(other)
 
 
 class Feature(StrEnum):
@@ -39,8 +47,7 @@ class Feature(StrEnum):
     SECRET_FILES = "secret files"
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Resource ceilings of a workspace; ``None`` means no limit of ours."""
 
     cpus: float | None = None
@@ -49,8 +56,7 @@ class Limits:
     pids: int | None = None
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A host path made visible inside. ``source`` is opened link-free before the sandbox starts."""
 
     source: Path
@@ -58,8 +64,7 @@ class Mount:
     writable: bool = False
 
 
-@dataclass(frozen=True)
-class Checkout:
+class Checkout(Struct, frozen=True):
     """The repository to clone. Exactly one of ``url`` and ``path`` is set; ``commit`` pins it once Facts are known.
 
     A ``path`` from a stranger's manifest may not lead out of ``within``.
@@ -74,8 +79,7 @@ class Checkout:
     within: Path | None = None
 
 
-@dataclass(frozen=True)
-class Isolation:
+class Isolation(Struct, frozen=True):
     """Isolation as read back from inside a sandbox, never as requested.
 
     ``interfaces`` is ``None`` where the provider gives no network namespace of its own; ``shared_namespaces`` are those
@@ -96,8 +100,7 @@ class Isolation:
     filtered: bool = False
 
 
-@dataclass(frozen=True)
-class SlotKey:
+class SlotKey(Struct, frozen=True):
     """The properties that a warm workspace shares with the workspaces that it can become.
 
     ``image`` is an id; ``toolchains`` are visible from the start. A ``shared`` workspace sees its project whole, and is
@@ -215,8 +218,7 @@ class StopReason(StrEnum):
     FAILURE = "failure"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """The end of a step. ``message`` is one line; ``details`` holds all results, bad ones first."""
 
     status: Status
@@ -238,8 +240,7 @@ def failed(reason: Reason, message: str, *, details: tuple[str, ...] = ()) -> Ou
     return Outcome(Status.FAILED, reason, message, details=details)
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(Struct, frozen=True):
     """Ceilings of one agent's model usage; ``None`` means unlimited. ``turns`` counts answered requests.
 
     The last answer may exceed the tokens and dollars, but never dollars that are ``strict``.
@@ -251,8 +252,7 @@ class Budget:
     strict: bool = False
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """Model usage. ``input_tokens`` counts all that was sent, ``output_tokens`` all that came back.
 
     Of the input, ``cached_tokens`` were read from the provider's cache and ``cache_write_tokens`` written to it; of the
@@ -292,8 +292,7 @@ class CommandStatus(StrEnum):
     UNFINISHED = "unfinished"
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(Struct, frozen=True):
     """A shell command that an agent asked for, as reported by its CLI; ``exit`` is ``None`` if not reported."""
 
     text: str
@@ -313,8 +312,7 @@ class CheckKind(StrEnum):
     COMMAND = "command"
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Struct, frozen=True):
     """One verified fact: ``what`` is the same in every run, ``found`` is the finding of this one.
 
     ``size_bytes`` is set for a report that exists.
@@ -331,16 +329,14 @@ class Check:
         return f"{self.what}{between}{self.found}" if self.found else self.what
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """A policy's answer about one path; ``rule`` names the rule that decided."""
 
     allowed: bool
     rule: str
 
 
-@dataclass(frozen=True)
-class Violation:
+class Violation(Struct, frozen=True):
     """One path that breaks policy. ``path`` is relative, printable; ``rule`` as in a verdict."""
 
     path: str
@@ -351,8 +347,7 @@ class Violation:
         return f"{self.path}: {self.rule}" + (f" ({self.detail})" if self.detail else "")
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """The end of a process. Without code and signal it is unknown, which never counts as success."""
 
     code: int | None = None
@@ -371,8 +366,7 @@ class Exit:
         return "ended, status unknown" if self.code is None else f"exited {self.code}"
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(Struct, frozen=True):
     """A workspace that outlives the process that made it; serialisable, and all that ``open`` needs.
 
     ``tree`` is the checkout on this host. ``private`` holds what must not be in it (home, temporary
@@ -386,7 +380,7 @@ class Handle:
     tree: Path
     private: Path
     uid: int
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     project: str = DEFAULT_PROJECT
     project_tree: Path | None = None
     adopted: bool = False
@@ -397,8 +391,7 @@ class Handle:
         return self.private.name if self.private.name != self.id else None
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """Exclusive use of a workspace: its one row. A free one has no ``id`` and no ``holder``, and keeps its ``fence``.
 
     ``holder`` is a run's id, or says what else uses it. Times are microseconds since the epoch by the store's clock.
@@ -416,8 +409,7 @@ class Lease:
         return bool(self.id) and now < self.expires
 
 
-@dataclass(frozen=True)
-class Fence:
+class Fence(Struct, frozen=True):
     """Proof of a lease that goes with every write of its holder: the lease and its fencing number."""
 
     workspace: str
@@ -425,16 +417,14 @@ class Fence:
     number: int
 
 
-@dataclass(frozen=True)
-class ClockReference:
+class ClockReference(Struct, frozen=True):
     """The wall clock of this host relative to its boot: ``offset`` is the difference in microseconds."""
 
     boot: str
     offset: int
 
 
-@dataclass(frozen=True)
-class SavedWork:
+class SavedWork(Struct, frozen=True):
     """Proof that work was saved before teardown. ``patch`` is relative to the run's directory.
 
     ``withheld`` means that policy was broken: the patch leaves out the offending files and nothing was published.

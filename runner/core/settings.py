@@ -11,9 +11,10 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.errors import UsageError
 from runner.core.sanitize import sanitize
@@ -111,14 +112,20 @@ def duration_text(seconds: float) -> str:
     return "".join(parts)
 
 
-@dataclass(frozen=True)
-class Token:
+class Confidential(Struct, frozen=True):
+    """A value that holds secrets, so that its text, which logs and tracebacks show, does not hold its fields."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"
+
+
+class Token(Confidential, frozen=True):
     """The secret for one https server (``host``, with its port if the URL has one), or the file that has it."""
 
     host: str
     place: str
     path: Path | None
-    text: str = field(repr=False)
+    text: str
 
     def read(self, limit: int) -> str:
         """Return its text, cut above ``limit`` bytes. Raises ``OSError`` and ``UnicodeDecodeError``."""
@@ -128,17 +135,15 @@ class Token:
             return file.read(limit + 1).decode()
 
 
-@dataclass(frozen=True)
-class ModelKey:
+class ModelKey(Confidential, frozen=True):
     """The key of one model provider: the variables that may hold it, the first of them that is set, and its text."""
 
     variables: tuple[str, ...]
     variable: str
-    text: str = field(repr=False)
+    text: str
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Confidential, frozen=True):
     """Settings of a server or a person's machine; ``sources`` says where each value came from."""
 
     home: Path
@@ -161,7 +166,7 @@ class Settings:
     model_urls: Mapping[str, str]  # where each API is, as it is written; see ``model_url``
     reach: Mapping[str, str]  # how the network and its servers are reached from here; never handed to a workspace
     person: Mapping[str, str]  # where git and ssh find what is the user's; only for what the user pushes
-    variables: Mapping[str, str] = field(repr=False)  # all of them; only for where the values of secrets come from
+    variables: Mapping[str, str]  # all of them; only for where the values of secrets come from
     ci: Mapping[str, str]  # what a CI says of the job; never handed on to a process
 
     @classmethod

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
 from typing import cast
 
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from runner.core.errors import RunnerError, WorkspaceLost
 from runner.core.model import Handle, PoolMissReason, SlotKey, SlotState
@@ -28,8 +29,7 @@ _HEAD_START = 0.1  # seconds for who got a slot, before what replaces it takes t
 Deliver = Callable[[Handle, SandboxHandoff], Awaitable[bool]]
 
 
-@dataclass(eq=False)
-class _Kept:
+class _Kept(Struct, eq=False):
     """A slot and its task. ``left`` is set when the task no longer touches the sandbox.
 
     ``assigned`` is the workspace that it has become.

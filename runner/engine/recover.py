@@ -8,12 +8,13 @@ then everything is removed, and the terminal event comes last. The caller holds 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import HostRefused, LeaseHeld, RunnerError, first_leaf
 from runner.core.model import Handle, IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
@@ -35,8 +36,7 @@ from runner.steps.save.run import perform as save
 KILLED = Outcome(Status.UNKNOWN, Reason.UNKNOWN, "its runner died while it ran")
 
 
-@dataclass(frozen=True)
-class Saving:
+class Saving(Struct, frozen=True):
     """The parts of a plan that saving needs. ``inputs`` are the incident's files in the tree, ``base`` the cloned
     commit.
 
@@ -51,8 +51,7 @@ class Saving:
     secrets: Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """The result of recovering a run, or a forecast of it. ``kept`` is evidence, ``left`` is what could not be removed
     and why, ``outputs`` are the delivered files of its agent."""
 
@@ -79,7 +78,7 @@ def saving_of(document: Mapping[str, Any]) -> Saving:
         outputs={},
         origin=run["origin"],
         providers=tuple(run["providers"]),
-        isolation=IsolationClass[run["isolation"].upper()],
+        isolation=IsolationClass(run["isolation"]),
         limits=Limits(**run["limits"]),
         commit=run["commit"],
         deadline_seconds=run["deadline_seconds"],
@@ -106,7 +105,7 @@ def saving_of(document: Mapping[str, Any]) -> Saving:
 
 def _policy(written: Mapping[str, Any]) -> PolicySpec:
     values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in written.items()}
-    return PolicySpec(**{**values, "min_isolation": IsolationClass[values["min_isolation"].upper()]})
+    return PolicySpec(**{**values, "min_isolation": IsolationClass(values["min_isolation"])})
 
 
 def has_work(record: RunRecord) -> bool:

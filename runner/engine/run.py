@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 
 import trio
+from msgspec import Struct, field
 
 from runner import __version__
 from runner.core.errors import (
@@ -50,8 +50,7 @@ class Uncopied(OSError):
     recorded: Sequence[ev.Recorded] = ()
 
 
-@dataclass
-class RunCancellation:
+class RunCancellation(Struct):
     """Cancels a run: the first signal ends its work, the second its finalize phase and its sandboxes.
 
     A command that is being stopped has its grace only as long as its sandbox is open. Sandboxes have half of the stop
@@ -173,8 +172,7 @@ async def execute_run(
 _LOST = failed(Reason.LEASE, "its workspace was taken over by another")
 
 
-@dataclass
-class _Journal:
+class _Journal(Struct):
     """Writes the events of one run and folds them into its record."""
 
     record: RunRecord
@@ -301,8 +299,7 @@ def _overdue_hooks(plan: RunPlan, record: RunRecord) -> list[Step]:
 _OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.OOM, Reason.UNKNOWN)
 
 
-@dataclass
-class _PhaseRunner:
+class _PhaseRunner(Struct):
     """Performs the steps of one phase, and skips those whose needs did not succeed."""
 
     run: RunContext
@@ -422,8 +419,7 @@ class _PhaseRunner:
         return None
 
 
-@dataclass
-class _StopCauses:
+class _StopCauses(Struct):
     """The moments that may stop one step, in trio time: its ``own`` deadline, its phase's (``outer``), a signal, its
     disk.
 

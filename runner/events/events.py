@@ -1,30 +1,28 @@
 """The events of a run: the only way in which its state changes.
 
-Events are frozen and small; step output lives in files. The stored form is a type name and a JSON body (``encode``,
-``decode``). A type or field is never reused for another meaning, and an unknown type is refused, since a fold over
-half a history would lie.
+Events are frozen and small; step output lives in files. The stored form is JSON with the type's own name, its tag, in
+front (``encode``, ``decode``). A tag or field is never reused for another meaning, and an unknown one is refused, since
+a fold over half a history would lie.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
-from functools import cache
-from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, cast
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from runner.core import codec
 from runner.core.model import (
     Check,
-    CheckKind,
     Isolation,
     IsolationClass,
     Limits,
     Outcome,
     PoolMissReason,
-    Reason,
     SavedWork,
-    Status,
     StopReason,
     StopStage,
     Usage,
@@ -35,13 +33,11 @@ from runner.core.model import (
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     pass
 
 
-@dataclass(frozen=True)
-class RunStarted(Event):
+class RunStarted(Event, frozen=True, tag="RunStarted"):
     """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order.
 
     A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues. ``rehearsal`` is the
@@ -60,20 +56,17 @@ class RunStarted(Event):
     manifests: str | None = None
 
 
-@dataclass(frozen=True)
-class PhaseStarted(Event):
+class PhaseStarted(Event, frozen=True, tag="PhaseStarted"):
     """``phase`` is ``work``, or ``finalize``, which begins after work has ended for whatever reason."""
 
     phase: str
 
 
-@dataclass(frozen=True)
-class StepStarted(Event):
+class StepStarted(Event, frozen=True, tag="StepStarted"):
     step: str
 
 
-@dataclass(frozen=True)
-class StepReused(Event):
+class StepReused(Event, frozen=True, tag="StepReused"):
     """A step is not performed: its result in ``from_run``, under the same content ``key``, is reused."""
 
     step: str
@@ -81,14 +74,12 @@ class StepReused(Event):
     key: str
 
 
-@dataclass(frozen=True)
-class StepEnded(Event):
+class StepEnded(Event, frozen=True, tag="StepEnded"):
     step: str
     outcome: Outcome
 
 
-@dataclass(frozen=True)
-class CommandFailed(Event):
+class CommandFailed(Event, frozen=True, tag="CommandFailed"):
     """A command failed its step. Its output lies between these byte offsets of the step's two logs."""
 
     step: str
@@ -96,8 +87,7 @@ class CommandFailed(Event):
     stderr: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ResourceIntended(Event):
+class ResourceIntended(Event, frozen=True, tag="ResourceIntended"):
     """Written before anything outside the store is created; ``name`` finds it after a crash."""
 
     step: str
@@ -106,15 +96,13 @@ class ResourceIntended(Event):
     place: str = ""
 
 
-@dataclass(frozen=True)
-class ResourceCreated(Event):
+class ResourceCreated(Event, frozen=True, tag="ResourceCreated"):
     step: str
     kind: str
     name: str
 
 
-@dataclass(frozen=True)
-class ResourceRemovalStarted(Event):
+class ResourceRemovalStarted(Event, frozen=True, tag="ResourceRemovalStarted"):
     """Written before a resource is removed: nothing new uses it from here on."""
 
     step: str
@@ -122,8 +110,7 @@ class ResourceRemovalStarted(Event):
     name: str
 
 
-@dataclass(frozen=True)
-class ResourceRemoved(Event):
+class ResourceRemoved(Event, frozen=True, tag="ResourceRemoved"):
     """A resource was removed, and its absence was verified."""
 
     step: str
@@ -131,8 +118,7 @@ class ResourceRemoved(Event):
     name: str
 
 
-@dataclass(frozen=True)
-class LeaseAcquired(Event):
+class LeaseAcquired(Event, frozen=True, tag="LeaseAcquired"):
     """Exclusive use of a workspace for ``ttl_seconds``. ``replaces`` is the lease that it replaces: an expired one or,
     with ``forced``, that of a holder known to be dead."""
 
@@ -145,57 +131,49 @@ class LeaseAcquired(Event):
     forced: bool = False
 
 
-@dataclass(frozen=True)
-class LeaseRefreshed(Event):
+class LeaseRefreshed(Event, frozen=True, tag="LeaseRefreshed"):
     workspace: str
     lease: str
     ttl_seconds: float
 
 
-@dataclass(frozen=True)
-class LeaseReleased(Event):
+class LeaseReleased(Event, frozen=True, tag="LeaseReleased"):
     workspace: str
     lease: str
 
 
-@dataclass(frozen=True)
-class BaseCommitRecorded(Event):
+class BaseCommitRecorded(Event, frozen=True, tag="BaseCommitRecorded"):
     """The checkout is complete; work is compared with ``commit``."""
 
     commit: str
 
 
-@dataclass(frozen=True)
-class FileInjected(Event):
+class FileInjected(Event, frozen=True, tag="FileInjected"):
     """The runner is about to put a file of its own into the tree; it never counts as the agent's work."""
 
     path: str
     sha256: str
 
 
-@dataclass(frozen=True)
-class ProtectedPathsHashed(Event):
+class ProtectedPathsHashed(Event, frozen=True, tag="ProtectedPathsHashed"):
     """Digests of the protected paths before the first command can reach them; empty for a path that does not exist."""
 
     digests: dict[str, str]
 
 
-@dataclass(frozen=True)
-class ProviderChosen(Event):
+class ProviderChosen(Event, frozen=True, tag="ProviderChosen"):
     provider: str
     isolation: IsolationClass
 
 
-@dataclass(frozen=True)
-class ProviderRejected(Event):
+class ProviderRejected(Event, frozen=True, tag="ProviderRejected"):
     """A provider of the chain cannot be used, for ``reason``."""
 
     provider: str
     reason: str
 
 
-@dataclass(frozen=True)
-class FallbackStarted(Event):
+class FallbackStarted(Event, frozen=True, tag="FallbackStarted"):
     """``step`` failed with ``provider`` for ``reason``, before any step that is done only once.
 
     The ``repeated`` steps run again in the workspace of the next ``attempt``, with a provider further down the chain.
@@ -208,8 +186,7 @@ class FallbackStarted(Event):
     repeated: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class RetryScheduled(Event):
+class RetryScheduled(Event, frozen=True, tag="RetryScheduled"):
     """An ``operation`` of a step failed in a way that may pass; it is repeated after ``pause_seconds``."""
 
     step: str
@@ -219,40 +196,35 @@ class RetryScheduled(Event):
     pause_seconds: float
 
 
-@dataclass(frozen=True)
-class SlotClaimed(Event):
+class SlotClaimed(Event, frozen=True, tag="SlotClaimed"):
     """The workspace was taken from a warm pool, where it was ``slot``."""
 
     workspace: str
     slot: str
 
 
-@dataclass(frozen=True)
-class PoolMissed(Event):
+class PoolMissed(Event, frozen=True, tag="PoolMissed"):
     """The workspace is created cold, although a warm pool exists."""
 
     workspace: str
     reason: PoolMissReason
 
 
-@dataclass(frozen=True)
-class IsolationObserved(Event):
+class IsolationObserved(Event, frozen=True, tag="IsolationObserved"):
     """Read back from inside the sandbox before the agent starts."""
 
     step: str
     isolation: Isolation
 
 
-@dataclass(frozen=True)
-class LogOpened(Event):
+class LogOpened(Event, frozen=True, tag="LogOpened"):
     """The file that gets the output of a step's agent as it arrives, both streams interleaved."""
 
     step: str
     path: str
 
 
-@dataclass(frozen=True)
-class ContextPreloaded(Event):
+class ContextPreloaded(Event, frozen=True, tag="ContextPreloaded"):
     """The incident context of the prompt: estimated ``tokens`` of each of its ``parts``, and of all together.
 
     ``cut`` characters of the baseline were left out. ``headline`` is the baseline's first finding, in one line.
@@ -265,8 +237,7 @@ class ContextPreloaded(Event):
     headline: str = ""
 
 
-@dataclass(frozen=True)
-class ModelRequestFinished(Event):
+class ModelRequestFinished(Event, frozen=True, tag="ModelRequestFinished"):
     """One request of a step's agent through the model gateway has ended; contents are not recorded.
 
     ``refusal`` says why the gateway answered it itself. Usage is ``estimated`` when the answer was cut off before it
@@ -286,8 +257,7 @@ class ModelRequestFinished(Event):
     refusal: str | None = None
 
 
-@dataclass(frozen=True)
-class AgentStarted(Event):
+class AgentStarted(Event, frozen=True, tag="AgentStarted"):
     """The agent's CLI is about to start with ``argv``, which does not contain its prompt.
 
     ``version`` is the CLI's, empty when unknown.
@@ -298,8 +268,7 @@ class AgentStarted(Event):
     version: str = ""
 
 
-@dataclass(frozen=True)
-class CommandsReportedByAgent(Event):
+class CommandsReportedByAgent(Event, frozen=True, tag="CommandsReportedByAgent"):
     """Counts of the shell commands that a step's agent asked for, by their status, as reported by its CLI."""
 
     step: str
@@ -308,16 +277,14 @@ class CommandsReportedByAgent(Event):
     unfinished: int
 
 
-@dataclass(frozen=True)
-class UsageReportedByAgent(Event):
+class UsageReportedByAgent(Event, frozen=True, tag="UsageReportedByAgent"):
     """Usage reported by an agent that had the key of its model; the gateway has not counted it."""
 
     step: str
     usage: Usage
 
 
-@dataclass(frozen=True)
-class ClusterAccessOpened(Event):
+class ClusterAccessOpened(Event, frozen=True, tag="ClusterAccessOpened"):
     """Commands of a step can read a cluster through the runner's proxy, without its credential."""
 
     step: str
@@ -326,8 +293,7 @@ class ClusterAccessOpened(Event):
     namespace: str
 
 
-@dataclass(frozen=True)
-class ClusterRequestFinished(Event):
+class ClusterRequestFinished(Event, frozen=True, tag="ClusterRequestFinished"):
     """One request of a step's commands to the cluster has ended; contents are not recorded.
 
     Beyond the first thousand of a step, ``count`` equal requests share one event without ``resource``. ``refusal`` says
@@ -344,22 +310,19 @@ class ClusterRequestFinished(Event):
     count: int = 1
 
 
-@dataclass(frozen=True)
-class WarningIssued(Event):
+class WarningIssued(Event, frozen=True, tag="WarningIssued"):
     code: str
     message: str
     step: str = ""
 
 
-@dataclass(frozen=True)
-class CancelRequested(Event):
+class CancelRequested(Event, frozen=True, tag="CancelRequested"):
     """``reason`` is ``signal``, ``deadline``, ``lease`` or ``platform``."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class StopStageReached(Event):
+class StopStageReached(Event, frozen=True, tag="StopStageReached"):
     """A step's command is being stopped: by TERM, by KILL, or by ending the whole sandbox.
 
     After TERM it has at most ``grace_seconds`` to exit; after the other stages it has none.
@@ -371,38 +334,33 @@ class StopStageReached(Event):
     grace_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class OomKilled(Event):
+class OomKilled(Event, frozen=True, tag="OomKilled"):
     """The kernel killed ``count`` processes in a step's sandbox, which is out of memory; the sandbox lives on."""
 
     step: str
     count: int
 
 
-@dataclass(frozen=True)
-class ProcessEscaped(Event):
+class ProcessEscaped(Event, frozen=True, tag="ProcessEscaped"):
     """A process was killed and did not end. ``detail`` names it."""
 
     step: str
     detail: str
 
 
-@dataclass(frozen=True)
-class ViolationsFound(Event):
+class ViolationsFound(Event, frozen=True, tag="ViolationsFound"):
     step: str
     violations: tuple[Violation, ...]
 
 
-@dataclass(frozen=True)
-class ChecksFinished(Event):
+class ChecksFinished(Event, frozen=True, tag="ChecksFinished"):
     """All checks of a step, passed and failed, in order."""
 
     step: str
     checks: tuple[Check, ...]
 
 
-@dataclass(frozen=True)
-class SnapshotPublished(Event):
+class SnapshotPublished(Event, frozen=True, tag="SnapshotPublished"):
     commit: str
     tree: str
     base: str | None
@@ -412,8 +370,7 @@ class SnapshotPublished(Event):
     changed: int
 
 
-@dataclass(frozen=True)
-class AgentCommitsImported(Event):
+class AgentCommitsImported(Event, frozen=True, tag="AgentCommitsImported"):
     """The agent's own commits: ``count`` from the base to ``commit``, kept in ``bundle``.
 
     ``withheld`` says why there is no bundle; ``violations`` are those of all commits.
@@ -429,21 +386,18 @@ class AgentCommitsImported(Event):
     violations: tuple[Violation, ...] = ()
 
 
-@dataclass(frozen=True)
-class WorkSaved(Event):
+class WorkSaved(Event, frozen=True, tag="WorkSaved"):
     saved_work: SavedWork
 
 
-@dataclass(frozen=True)
-class RunEnded(Event):
+class RunEnded(Event, frozen=True, tag="RunEnded"):
     """The one terminal event."""
 
     outcome: Outcome
     exit_code: int
 
 
-@dataclass(frozen=True)
-class WorkspaceRequested(Event):
+class WorkspaceRequested(Event, frozen=True, tag="WorkspaceRequested"):
     """Written before a workspace is created that belongs to no run. ``path`` is the directory that it adopts.
 
     ``not_enforced`` are requested limits that its provider cannot enforce on this host; ``image`` is the id of its
@@ -464,29 +418,25 @@ class WorkspaceRequested(Event):
     image: str | None = None
 
 
-@dataclass(frozen=True)
-class WorkspaceStatusChanged(Event):
+class WorkspaceStatusChanged(Event, frozen=True, tag="WorkspaceStatusChanged"):
     status: WorkspaceStatus
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class WorkspaceUsed(Event):
+class WorkspaceUsed(Event, frozen=True, tag="WorkspaceUsed"):
     """A workspace was used: it lives ``ttl_seconds`` from now, but never beyond its maximum age."""
 
     ttl_seconds: float
     max_age_seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class WorkspaceSaved(Event):
+class WorkspaceSaved(Event, frozen=True, tag="WorkspaceSaved"):
     """Unsaved work of a workspace was saved; the patch is relative to the directory that holds it."""
 
     saved_work: SavedWork
 
 
-@dataclass(frozen=True)
-class UnsavedWorkDiscarded(Event):
+class UnsavedWorkDiscarded(Event, frozen=True, tag="UnsavedWorkDiscarded"):
     """The user gave up the unsaved work of a workspace."""
 
 
@@ -499,9 +449,7 @@ class Recorded(NamedTuple):
     event: Event
 
 
-_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__subclasses__()}
-_VALUES = (Check, Outcome, Isolation, Limits, SavedWork, Usage, Violation)
-_ENUMS = (CheckKind, Status, Reason, StopStage, StopReason, IsolationClass, WorkspaceStatus, PoolMissReason)
+ANY: Any = Union[tuple(Event.__subclasses__())]  # noqa: UP007  # of types that only this line lists
 
 
 def with_texts(value: T, change: Callable[[str], str]) -> T:
@@ -519,65 +467,22 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
             return type(value)(_with_texts(item, change) for item in value)
         case dict():
             return {_with_texts(key, change): _with_texts(item, change) for key, item in value.items()}
-        case _ if is_dataclass(value) and not isinstance(value, type):
-            names = [each.name for each in fields(value) if each.init]
+        case Struct():
+            names = value.__struct_fields__
             return replace(value, **{name: _with_texts(getattr(value, name), change) for name in names})
     return value
 
 
-class UnknownEvent(ValueError):
-    """The journal holds an event type that this version does not know."""
+def encode(event: Event) -> str:
+    """Return the stored form: compact JSON that begins with the type, steps in plan order."""
+    return codec.encode(event).decode()
 
 
-def encode(event: Event) -> tuple[str, str]:
-    """Return the stored form: type name and compact JSON, steps in plan order."""
-    body = {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
-    return type(event).__name__, json.dumps(body, separators=(",", ":"))
-
-
-def decode(name: str, body: str) -> Event:
-    if name not in _TYPES:
-        raise UnknownEvent(name)
-    return cast(Event, _build(_TYPES[name], json.loads(body)))
+def decode(body: str) -> Event:
+    """Read the stored form. Raises ``ValueError``, also for a type that this version does not know."""
+    return cast(Event, codec.decode(body, ANY))
 
 
 def as_json(recorded: Recorded) -> dict[str, object]:
     """Return one line of ``events.jsonl`` and of ``--output jsonl``."""
-    event = recorded.event
-    body = {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
-    return {"run": recorded.run, "seq": recorded.seq, "at": recorded.at, "type": type(event).__name__, **body}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, _VALUES):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, IsolationClass):
-        return value.word
-    return value
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _build(kind: type, body: dict[str, Any]) -> object:
-    return kind(**{name: _revive(_hints(kind)[name], value) for name, value in body.items()})
-
-
-def _revive(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    options = [o for o in getattr(hint, "__args__", (hint,)) if o not in (type(None), Ellipsis)]
-    if isinstance(value, list):
-        return tuple(_revive(options[0], item) for item in value)
-    target = options[0]
-    if target in _VALUES:
-        return _build(target, value)
-    if target is IsolationClass:
-        return IsolationClass[value.upper()]
-    if target in _ENUMS:
-        return target(value)
-    return value
+    return {"run": recorded.run, "seq": recorded.seq, "at": recorded.at, **codec.plain(recorded.event)}

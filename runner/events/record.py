@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from runner.core.model import (
     Check,
@@ -19,8 +20,7 @@ from runner.core.model import (
 from runner.events import events as ev
 
 
-@dataclass
-class StepRecord:
+class StepRecord(Struct):
     """``stop_stages`` are the times and stages of stopping the step's commands.
 
     ``reused`` is the run whose result the step reuses. ``failure`` locates the output of the first command that failed
@@ -32,7 +32,7 @@ class StepRecord:
     outcome: Outcome | None = None
     started: int | None = None
     ended: int | None = None
-    stop_stages: list[tuple[int, ev.StopStageReached]] = field(default_factory=list)
+    stop_stages: list[tuple[int, ev.StopStageReached]] = []
     reused: str | None = None
     failure: ev.CommandFailed | None = None
 
@@ -43,24 +43,22 @@ class StepRecord:
         return (self.ended - self.started) / 1e6
 
 
-@dataclass
-class ClusterUse:
+class ClusterUse(Struct):
     """Requests of commands to a cluster, counted by verb and resource: answered, refused here, failed there."""
 
     context: str
     server: str
     namespace: str
-    answered: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
+    answered: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    failed: dict[str, int] = {}
 
     @property
     def requests(self) -> int:
         return sum(sum(each.values()) for each in (self.answered, self.refused, self.failed))
 
 
-@dataclass
-class RunRecord:
+class RunRecord(Struct):
     """A run so far. ``resources`` maps (kind, name) of what exists, or may exist, outside the store to its place.
 
     ``log`` is the file with the agent's output. ``attempt`` counts the run's workspaces, of which it has one at a
@@ -80,11 +78,11 @@ class RunRecord:
     deadline_seconds: float = 0.0
     started: int = 0
     ended: int | None = None
-    steps: dict[str, StepRecord] = field(default_factory=dict)
+    steps: dict[str, StepRecord] = {}
     provider: str | None = None
     isolation: IsolationClass | None = None
     observed: Isolation | None = None
-    models: dict[str, Usage] = field(default_factory=dict)
+    models: dict[str, Usage] = {}
     reported_usage: Usage | None = None
     argv: tuple[str, ...] = ()
     version: str = ""
@@ -92,19 +90,19 @@ class RunRecord:
     log: str | None = None
     preloaded: ev.ContextPreloaded | None = None
     cluster: ClusterUse | None = None
-    rejected_providers: list[tuple[str, str]] = field(default_factory=list)
-    warnings: list[tuple[str, str]] = field(default_factory=list)
-    violations: list[Violation] = field(default_factory=list)
-    checks: dict[str, tuple[Check, ...]] = field(default_factory=dict)
-    injected_files: dict[str, str] = field(default_factory=dict)
-    protected: dict[str, str] = field(default_factory=dict)
+    rejected_providers: list[tuple[str, str]] = []
+    warnings: list[tuple[str, str]] = []
+    violations: list[Violation] = []
+    checks: dict[str, tuple[Check, ...]] = {}
+    injected_files: dict[str, str] = {}
+    protected: dict[str, str] = {}
     base: str | None = None
     snapshot: ev.SnapshotPublished | None = None
     commits: ev.AgentCommitsImported | None = None
     slot: str | None = None
     pool_miss: PoolMissReason | None = None
     saved_work: SavedWork | None = None
-    resources: dict[tuple[str, str], str] = field(default_factory=dict)
+    resources: dict[tuple[str, str], str] = {}
     cancelled_by: str | None = None
     outcome: Outcome | None = None
     exit_code: int | None = None

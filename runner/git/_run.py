@@ -9,11 +9,11 @@ import subprocess  # noqa: TID251  # one synchronous question, before there is a
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import IO, NamedTuple
 
 import trio
+from msgspec import Struct
 
 STOP_GRACE = 2.0  # seconds between SIGTERM and SIGKILL; git removes its lock files on SIGTERM
 STDERR_BYTES = 4096  # how much of git's messages is kept
@@ -28,8 +28,7 @@ class ProcessLimits(NamedTuple):
     file_bytes: int
 
 
-@dataclass(frozen=True)
-class GitResult:
+class GitResult(Struct, frozen=True):
     code: int
     stdout: bytes
     stderr: str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
 from runner.core.ids import is_commit_id
@@ -27,8 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class SnapshotContent:
+class SnapshotContent(Struct, frozen=True):
     """The content of a snapshot: files found on the disk, entries kept from the base. ``left_out`` is a count."""
 
     found: list[disk.DiskFile]

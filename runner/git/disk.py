@@ -14,12 +14,12 @@ import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
 from typing import Protocol, Self
 
+from msgspec import Struct
 from trio.from_thread import check_cancelled
 
 from runner.core.errors import GitFailed, HostileTree
@@ -38,8 +38,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTRIBUTES = "* -text !eol -filter -ident !working-tree-encoding !diff !merge\n"
 
 
-@dataclass(frozen=True)
-class DiskFile:
+class DiskFile(Struct, frozen=True):
     """A regular file or link on a disk; ``mode`` is git's."""
 
     path: bytes

@@ -15,11 +15,11 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 from trio.from_thread import check_cancelled
 
 from runner.git import disk
@@ -30,8 +30,7 @@ _MAX_PACKS = 40  # a repository with more is made again
 _POLL = 0.05  # seconds
 
 
-@dataclass(frozen=True)
-class Mirror:
+class Mirror(Struct, frozen=True):
     path: Path
 
     @classmethod

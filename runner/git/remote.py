@@ -13,10 +13,10 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import (
     GitFailed,
@@ -54,8 +54,7 @@ _SSH = (
 _SERVER_MESSAGES = re.compile(r"^remote:.*(\n|$)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class RemoteLimits:
+class RemoteLimits(Struct, frozen=True):
     """Limits of a server. ``stall_seconds`` count below 1 kB/s; ``retries`` are the pauses, give or take half."""
 
     resolve_seconds: float = 60
@@ -71,8 +70,7 @@ class RemoteLimits:
     retries: tuple[float, ...] = (1.0, 3.0)  # seconds
 
 
-@dataclass(frozen=True)
-class RemoteAccess:
+class RemoteAccess(Struct, frozen=True):
     """Host settings for remote access: mirrors, ssh, proxy, certificates, credentials."""
 
     mirrors: Path

@@ -18,9 +18,10 @@ import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from runner.core.errors import BadSource, GitFailed, Untrusted
 from runner.core.ids import is_commit_id
@@ -39,8 +40,7 @@ _MAX_SYMBOLIC = 5  # refs that name each other, as many as git follows
 _READ_NAMES = ("HEAD", "index", "packed-refs", "shallow", "info", "refs", "objects")  # of a repository, here and by git
 
 
-@dataclass(frozen=True)
-class LocalRepository:
+class LocalRepository(Struct, frozen=True):
     """The place of a repository: its work tree (``top`` itself when bare), its git directory, the one shared by work
     trees.
     """
@@ -256,8 +256,7 @@ def why_not_ignored(local: LocalRepository, name: str) -> str | None:
     return "is not ignored by git"
 
 
-@dataclass(frozen=True)
-class GitIndex:
+class GitIndex(Struct, frozen=True):
     """The index of a work tree; ``written`` is the index's own time, in nanoseconds."""
 
     entries: Mapping[bytes, IndexEntry]

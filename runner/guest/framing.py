@@ -39,9 +39,10 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import STRICT, IntEnum, IntFlag
 from typing import NamedTuple
+
+from msgspec import Struct
 
 VERSION = 1
 HEADER = struct.Struct("<IBBHI")
@@ -132,14 +133,12 @@ class Frame(NamedTuple):
     payload: bytes | memoryview = b""
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(Struct, frozen=True):
     nonce: bytes
     shield: Shield = Shield.NONE
 
 
-@dataclass(frozen=True)
-class State:
+class State(Struct, frozen=True):
     """The state of a command: ``status`` is a wait status, or an errno with ``FAILED``; ``pid`` is the one inside.
 
     For a listener ``pid`` is its port. ``serial`` is that of the last signal that was carried out.
@@ -153,8 +152,7 @@ class State:
     marks: Mark = Mark.NONE
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """A command to start. ``env`` is the whole environment; ``limits`` maps ``RLIMIT`` numbers to soft and hard values.
 
     A first word without a slash is looked for in the environment's ``PATH``. ``oom_score_adj`` 0 leaves it alone.
@@ -166,7 +164,7 @@ class Request:
     uid: int = KEEP
     gid: int = KEEP
     oom_score_adj: int = 0
-    limits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    limits: Mapping[int, tuple[int, int]] = {}
 
 
 def frame(type: Type, id: int = 0, payload: bytes = b"", *, stream: int = 0) -> bytes:

@@ -6,7 +6,7 @@ that a holder that was away too long is known by an old number.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from runner.core.errors import LeaseHeld, LeaseLost
 from runner.core.model import Fence, Lease

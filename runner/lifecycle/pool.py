@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
+from runner.core.codec import canonical, digest
 from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
-from runner.plan.model import canonical, digest
 from runner.ports.store import SlotRow
 
 MAX_AGE = 6 * 3_600.0  # seconds after which a slot is replaced: what it was made of may have changed since
@@ -64,8 +65,7 @@ def _difference(wanted: SlotKey, key: SlotKey) -> int:
     return next(found, len(_DIFFERENCES))
 
 
-@dataclass(frozen=True)
-class Failures:
+class Failures(Struct, frozen=True):
     """The number of failures in a row to create a slot of a pool, and the time of the last."""
 
     count: int = 0
@@ -76,12 +76,11 @@ class Failures:
         return self.at + round(BACK_OFF[min(self.count, len(BACK_OFF)) - 1] * 1e6) if self.count else 0
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """Slots to end now, by id, and numbers to create, by pool. The next change is due at ``again``."""
 
     end: tuple[str, ...] = ()
-    make: Mapping[str, int] = field(default_factory=dict)
+    make: Mapping[str, int] = {}
     again: int | None = None
 
 

@@ -7,8 +7,9 @@ together, or none of them; the steps after it work on that tree, and are reused 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import takewhile
+
+from msgspec import Struct
 
 from runner.core.model import Status
 from runner.events.record import StepRecord
@@ -18,8 +19,7 @@ from runner.plan.model import RunPlan, Step
 SCAN = "scan"
 
 
-@dataclass(frozen=True)
-class Earlier:
+class Earlier(Struct, frozen=True):
     """The run that is continued. ``lacking`` says why its work cannot be continued, if it cannot."""
 
     run: str
@@ -28,8 +28,7 @@ class Earlier:
     lacking: str | None = None
 
 
-@dataclass(frozen=True)
-class Decided:
+class Decided(Struct, frozen=True):
     """The decision on one step: ``run`` performed it, if it is reused; ``None`` if it runs again."""
 
     step: str

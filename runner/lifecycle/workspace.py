@@ -6,7 +6,8 @@ Both stores write what ``fold`` returns, in the transaction that keeps the event
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from runner.core.errors import WorkspaceLimit, WorkspaceState
 from runner.core.model import Limits

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
+from msgspec import Struct
 from pydantic import BaseModel, Field, ValidationError
 
 from runner.core import plugins
@@ -51,8 +51,7 @@ FINDINGS = 1000  # a file; what is wrong in more places is wrong in one
 Keys = tuple[str | int, ...]
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Struct, frozen=True, eq=False):
     """A manifest document. ``spec`` has the defaults merged in; ``data`` is what was written, whole, as plain JSON.
 
     ``file`` is its name for people, ``directory`` what its relative references start from. Keys lead
@@ -65,7 +64,7 @@ class Document:
     file: str
     directory: Path
     data: Mapping[str, object]
-    tree: Tree = field(repr=False, compare=False)
+    tree: Tree
 
     @property
     def written(self) -> dict[str, Any]:
@@ -172,8 +171,7 @@ def survey(path: Path) -> tuple[list[Draft], list[RunnerError]]:
     return drafts, in_order(unique.values())
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(Struct, frozen=True):
     """A document as far as it is known; ``document`` is there when nothing is wrong with it."""
 
     tree: Tree

@@ -24,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from ruamel.yaml.cyaml import CParser  # type: ignore[attr-defined]  # whichever of its two extension modules is there
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
@@ -387,8 +388,7 @@ def _indentation(source: Source, at: Place) -> str | None:
     return f"begin `{excerpt(own[2])}` in column {columns}, as {names} above"
 
 
-@dataclass
-class _Allowance:
+class _Allowance(Struct):
     left: int = NODES
     characters: int = FILE_BYTES  # without aliases, no file has more
 

@@ -8,8 +8,9 @@ policies.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 Sign = Literal["+", "-", "~"]
 Plain = Mapping[str, Any]  # a JSON object of a plan document
@@ -19,8 +20,7 @@ _DERIVED = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """``where`` is ``run``, ``run.field``, ``run.step`` or ``run.step.field``; a side that is not there is ``None``.
 
     ``texts`` are both contents of a file, as far as they are known.

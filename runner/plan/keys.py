@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from runner.core.codec import canonical, digest
 from runner.core.ids import is_commit_id
 from runner.core.sanitize import excerpt
-from runner.plan.model import Step, canonical, digest
+from runner.plan.model import Step
 
 Parts = Mapping[str, str]
 Keys = Mapping[str, Parts]

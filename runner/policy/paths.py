@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 
+from msgspec import Struct
+
 from runner.core.model import Verdict, Violation
 from runner.core.sanitize import printable_path
 
@@ -48,8 +50,7 @@ _GROUP = re.compile(r"[?*+@!]\(|\(.*\|.*\)")
 _RANGE = re.compile(r"(.)-(.)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class PathPolicy:
+class PathPolicy(Struct, frozen=True):
     """Every tuple holds patterns. ``further`` are allow lists of composed policies: each must match as well."""
 
     allowed: tuple[str, ...]
@@ -128,8 +129,7 @@ def is_group(part: str) -> bool:
 Part = tuple[re.Pattern[str], ...]  # what one name must match whole: for each form that names are compared in, the same
 
 
-@dataclass(frozen=True, eq=False)
-class Rule:
+class Rule(Struct, frozen=True, eq=False):
     """A compiled pattern. ``tree``: it ended in ``/`` or ``/**`` and speaks of what is below directories."""
 
     pattern: str

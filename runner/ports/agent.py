@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from msgspec import Struct
+
 from runner.core.model import Command, Exit, Outcome, Usage
+from runner.core.settings import Confidential
 from runner.ports.gateway import Api
 
 
-@dataclass(frozen=True)
-class AgentResult:
+class AgentResult(Struct, frozen=True):
     """The end of an agent's command: its exit, and its output as files on the host."""
 
     exit: Exit
@@ -32,8 +33,7 @@ class Agent(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class ModelAccess:
+class ModelAccess(Confidential, frozen=True):
     """The model of a CLI and how to reach it. Without a ``base_url`` the CLI talks to the provider itself.
 
     ``base_url`` is that of its API, as in ``RUNNER_*_URL``; the gateway takes any ``key``. ``tools`` are the only
@@ -41,7 +41,7 @@ class ModelAccess:
     """
 
     model: str
-    key: str = field(repr=False)
+    key: str
     base_url: str | None = None
     max_turns: int | None = None
     tools: tuple[str, ...] | None = None
@@ -51,8 +51,7 @@ class ModelAccess:
     extra_directories: tuple[str, ...] = ()  # further ones that its file tools must be able to read
 
 
-@dataclass(frozen=True)
-class AgentSetup:
+class AgentSetup(Struct, frozen=True):
     """The preparation of a CLI inside its workspace, before it starts.
 
     ``files`` are written for its user only, by their paths in the home directory; ``login`` is a command that gets
@@ -61,9 +60,9 @@ class AgentSetup:
     """
 
     env: Mapping[str, str]
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = {}
     login: tuple[str, ...] = ()
-    context: Mapping[str, str] = field(default_factory=dict)
+    context: Mapping[str, str] = {}
 
 
 @runtime_checkable

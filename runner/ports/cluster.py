@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from runner.ports.provider import Connection
 
 MAX_REPORTED = 1000  # requests of one session that are reported one by one: an agent could make millions
 
 
-@dataclass(frozen=True)
-class ClusterGrant:
+class ClusterGrant(Struct, frozen=True):
     """The cluster of a run. ``kubeconfig`` is a path, or several with ``:`` between them; ``server`` and
     ``plug_in_sha256``, the digest of the credential plug-in if there is one, are as planned.
     """
@@ -31,8 +31,7 @@ class ClusterGrant:
     plug_in_sha256: str = ""
 
 
-@dataclass(frozen=True)
-class ClusterRequest:
+class ClusterRequest(Struct, frozen=True):
     """One request and its answer, or ``count`` similar ones, in which case ``resource`` is empty.
 
     ``verb`` and ``resource`` are the API's: ``get``, ``pods/log``, ``deployments.apps``; or a path that is not a
@@ -49,8 +48,7 @@ class ClusterRequest:
     count: int = 1
 
 
-@dataclass(frozen=True)
-class ClusterPermissions:
+class ClusterPermissions(Struct, frozen=True):
     """The kinds of resources that may be read in a namespace, as the cluster says; ``None`` is unknown, ``warnings``
     say why. Secrets may not be read, whatever the credential allows.
     """

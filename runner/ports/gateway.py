@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct
 
 from runner.core.model import Budget, Outcome, Usage
 from runner.ports.provider import Connection
@@ -44,17 +45,15 @@ class ModelRefusal(StrEnum):
     GATEWAY = "gateway"  # the provider could not be reached, or stalled
 
 
-@dataclass(frozen=True)
-class ModelGrant:
+class ModelGrant(Struct, frozen=True):
     """The models and the budget of one agent. ``models`` are names as in manifests; see ``model_matches``."""
 
     api: Api
     models: tuple[str, ...]
-    budget: Budget = field(default_factory=Budget)
+    budget: Budget = Budget()
 
 
-@dataclass(frozen=True)
-class ModelRequest:
+class ModelRequest(Struct, frozen=True):
     """One request and its answer, without their contents; each retry is one of its own.
 
     ``call`` is the API's name of the call, or the path when it has none; ``model`` is empty where none was named.

@@ -12,13 +12,13 @@ Failures of git are raised as ``GitFailed`` with git's message.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True)
-class TreeEntry:
+
+class TreeEntry(Struct, frozen=True):
     """A file or link of a commit. ``mode`` is git's (0o100644, 0o100755, 0o120000); ``path`` raw bytes with ``/``."""
 
     path: bytes
@@ -27,8 +27,7 @@ class TreeEntry:
     size: int
 
 
-@dataclass(frozen=True)
-class SourceRepository:
+class SourceRepository(Struct, frozen=True):
     """The state of a local repository: its top directory, HEAD's commit and branch, whether files are uncommitted."""
 
     top: Path
@@ -37,16 +36,14 @@ class SourceRepository:
     dirty: bool
 
 
-@dataclass(frozen=True)
-class ResolvedRef:
+class ResolvedRef(Struct, frozen=True):
     """The meaning of a name on a server: a commit, and the branch that a checkout of it is on."""
 
     commit: str
     branch: str
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """A commit made from a tree on disk. ``ignored`` counts entries left out by the base's ignore rules.
 
     ``collisions`` are pairs of paths that are one file on some disks; ``fetch`` refuses a tree with any.
@@ -60,8 +57,7 @@ class Snapshot:
     collisions: tuple[tuple[bytes, bytes], ...] = ()
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     """A path that differs between two trees. ``status`` is A, D, M or T; ``entry`` is the new side, ``None`` for D."""
 
     path: bytes
@@ -69,8 +65,7 @@ class Change:
     entry: TreeEntry | None
 
 
-@dataclass(frozen=True)
-class AgentCommit:
+class AgentCommit(Struct, frozen=True):
     """A commit that an agent made: the paths that differ from every parent, and the targets of its new links."""
 
     commit: str
@@ -78,15 +73,13 @@ class AgentCommit:
     links: tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(frozen=True)
-class Author:
+class Author(Struct, frozen=True):
     name: str
     email: str
     seconds: int  # since the epoch, UTC
 
 
-@dataclass(frozen=True)
-class SnapshotOptions:
+class SnapshotOptions(Struct, frozen=True):
     """The options of a snapshot.
 
     ``exclude`` are paths relative to the tree (a directory covers everything below it). They stay as they are in the

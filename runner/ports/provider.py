@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.model import (
     DEFAULT_PROJECT,
@@ -36,8 +38,7 @@ STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """Health and capabilities of a provider on this host.
 
     ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person. ``watched`` are the
@@ -49,8 +50,8 @@ class Probe:
     provider: str
     available: bool
     isolation: IsolationClass
-    missing: Mapping[Feature, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[Feature, str] = {}
+    versions: Mapping[str, str] = {}
     reason: str | None = None
     hint: str | None = None
     needs_image: bool = False
@@ -65,8 +66,7 @@ class Probe:
         return replace(self, missing=missing, watched=self.watched - {Feature.DISK})
 
 
-@dataclass(frozen=True)
-class WorkspaceRequest:
+class WorkspaceRequest(Struct, frozen=True):
     """A workspace to make. The caller chooses ``id`` and stores it before the call (intent first).
 
     ``shared``: commands see the whole directory of their ``project``, with the trees of all its workspaces; all
@@ -79,15 +79,14 @@ class WorkspaceRequest:
     id: str
     run: str
     nonce: str
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     project: str = DEFAULT_PROJECT
     shared: bool = False
     tree: Path | None = None
     image: str | None = None
 
 
-@dataclass(frozen=True)
-class SandboxSpec:
+class SandboxSpec(Struct, frozen=True):
     """The shape of one sandbox, computed when it is opened, after the clone.
 
     The workspace's tree is at ``/workspace``, its home at ``/home/agent``. A shared workspace has its project at
@@ -104,7 +103,7 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     protected: tuple[str, ...] = ()
     toolchains: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
     tree: Mount | None = None
     tree_writable: bool = True
     fresh_home: bool = False
@@ -127,8 +126,7 @@ def program_directory(toolchain: str) -> str:
     return path if path.rpartition("/")[2] in PROGRAM_DIRECTORIES else f"{path}/bin"
 
 
-@dataclass(frozen=True)
-class ExecResult:
+class ExecResult(Struct, frozen=True):
     """A finished command and its output, each stream truncated at the ``keep_bytes`` of ``run``."""
 
     exit: Exit
@@ -249,8 +247,7 @@ class Workspace(Protocol):
         """Read the isolation back from inside. Raises ``ProviderFailed`` when it cannot be read."""
 
 
-@dataclass(frozen=True)
-class Paths:
+class Paths(Struct, frozen=True):
     """Paths as commands inside see them.
 
     ``incident``, ``skills`` and ``kube`` (the directory of the kubeconfig) exist only when the sandbox mounts them.
@@ -317,8 +314,7 @@ class Images(Protocol):
         """Read the labels of an image. Raises as ``image`` does."""
 
 
-@dataclass(frozen=True)
-class SandboxHandoff:
+class SandboxHandoff(Struct, frozen=True):
     """A running sandbox on its way to another process: ``state`` is JSON, ``descriptors`` belong to the receiver."""
 
     state: Mapping[str, Any]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from runner.core.model import DEFAULT_PROJECT, ClockReference, Fence, Lease, Limits, SlotKey, SlotState, WorkspaceStatus
 from runner.events.events import Event, Recorded
 
 
-@dataclass(frozen=True)
-class RunRow:
+class RunRow(Struct, frozen=True):
     """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run that it continues,
     ``rehearsal`` what replaced its models, and ``manifests`` the file or folder that its plan was made from.
     """
@@ -28,8 +28,7 @@ class RunRow:
     manifests: str | None = None
 
 
-@dataclass(frozen=True)
-class ProjectRow:
+class ProjectRow(Struct, frozen=True):
     """The record of a project beside its manifests; ``root`` is a directory of this host.
 
     ``manifest`` is the file that it comes from, which alone changes it from then on; ``None`` for one that a command
@@ -44,8 +43,7 @@ class ProjectRow:
     updated: int = 0
 
 
-@dataclass(frozen=True)
-class WorkspaceRow:
+class WorkspaceRow(Struct, frozen=True):
     """The state of a workspace. Times are microseconds since the epoch, UTC.
 
     ``run`` is the run that made it, and will remove it, if any. ``path`` is an adopted directory, with its ``inode`` at
@@ -76,8 +74,7 @@ class WorkspaceRow:
     slot: str | None = None
 
 
-@dataclass(frozen=True)
-class PoolRow:
+class PoolRow(Struct, frozen=True):
     """A warm pool: the number of slots that a key should have. ``name`` is the key's by ``lifecycle.pool``."""
 
     name: str
@@ -85,8 +82,7 @@ class PoolRow:
     size: int
 
 
-@dataclass(frozen=True)
-class SlotRow:
+class SlotRow(Struct, frozen=True):
     """A slot of a pool; its ``id`` is that of its workspace. ``workspace`` is the one that it is claimed for.
 
     The store sets ``created``: microseconds since the epoch, UTC.

@@ -16,12 +16,13 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import CleanUpIncomplete, ProviderFailed, WorkspaceLost
 from runner.core.model import Feature, Handle, IsolationClass, Limits
@@ -82,8 +83,7 @@ class Channel(Protocol):
         """Wait for the guest's next connection. Raises ``WorkspaceLost`` when there will be none."""
 
 
-@dataclass(frozen=True)
-class ContainerRuntime:
+class ContainerRuntime(Struct, frozen=True):
     """Settings that differ between container runtimes (runc, runsc). ``name`` is the provider's.
 
     ``program`` is the runtime's name in the daemon, ``hint`` says how to install it. ``capabilities`` is as for
@@ -105,8 +105,7 @@ class ContainerRuntime:
     why_not_warm: str | None = None
 
 
-@dataclass(frozen=True)
-class _Started:
+class _Started(Struct, frozen=True):
     prepared: PreparedMounts
     channel: Channel
     init: InitProcess

@@ -10,12 +10,12 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import ProviderFailed, WorkspaceLost
 from runner.core.model import Feature, Handle, IsolationClass, Limits

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
+
+from runner.core.codec import plain
 from runner.core.model import Status
 from runner.core.sanitize import sanitize
-from runner.plan.model import Json, plain_fields
+from runner.plan.model import Json
 from runner.report.format import MARKS, columns, cost, count, duration, others, size
 from runner.report.run_files import Account, report_bytes, sections, used
 
@@ -17,8 +19,7 @@ WIDEST = 40  # columns of a cell
 _HEADS = ("member", "outcome", "time", "tokens", "cost", "commands", "sections", "report")
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Struct, frozen=True):
     """One run. ``None`` stands for what it lacks, or is unknown: a report, a price, an agent's commands.
 
     ``sections`` counts those of ``sections_wanted`` that the report has.
@@ -77,7 +78,7 @@ def groups(accounts: Sequence[Account]) -> Mapping[str, Sequence[Account]]:
 
 
 def document(rows: Sequence[Row]) -> Json:
-    return {"format": FORMAT, "members": [plain_fields(row) for row in rows]}
+    return {"format": FORMAT, "members": [plain(row) for row in rows]}
 
 
 def text(rows: Sequence[Row]) -> str:

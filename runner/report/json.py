@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from runner.core.codec import plain
 from runner.events.record import RunRecord
-from runner.plan.model import Json, plain
+from runner.plan.model import Json
 
 FORMAT = "runner/run/v1"
 

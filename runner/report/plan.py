@@ -10,9 +10,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.errors import NotEnforced
 from runner.core.model import Feature, Limits
@@ -32,16 +33,14 @@ _DIGEST = re.compile(r"(sha256:)?([0-9a-f]{40}|[0-9a-f]{64})")
 _WHOLE = 1 << 24  # characters: nothing is cut
 
 
-@dataclass(frozen=True)
-class PlanComparison:
+class PlanComparison(Struct, frozen=True):
     """Differences from an earlier plan; ``since`` names it, and is ``None`` when there is none."""
 
     since: str | None
     changes: tuple[Change, ...]
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(Struct, frozen=True):
     step: str
     what: str
     limit: str = ""
@@ -106,7 +105,7 @@ def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
     yield _safe(_title(run, plan))
     facts = [f"deadline {duration(run.deadline_seconds)}{_written(run, 'deadline')}"]
     policies = ", ".join(f"{name}{_written(run, f'policy {name}')}" for name in run.policies)
-    facts += [f"isolation >= {run.isolation.word}", f"policy {policies}"]
+    facts += [f"isolation >= {run.isolation.value}", f"policy {policies}"]
     facts += [f"needs {', '.join(run.needs)}"] if run.needs else []
     facts += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
     lines = ["   ".join(facts), f"longest path {' > '.join(run.worst_case()[0])}"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.model import CheckKind, Status, Usage, Violation
 from runner.events.record import RunRecord
 from runner.policy.paths import PathPolicy
 
 
-@dataclass(frozen=True)
-class Ceiling:
+class Ceiling(Struct, frozen=True):
     """One of a run's policies, with the line that defines it."""
 
     name: str
@@ -20,8 +20,7 @@ class Ceiling:
     paths: PathPolicy
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(Struct, frozen=True):
     """A run as reports see it. Unknown values are empty.
 
     ``group`` is shared by the members of a matrix; ``incident`` is a directory. ``origins`` maps the run (the empty
@@ -35,9 +34,9 @@ class Account:
     agent: str = ""
     model: str = ""
     incident: str = ""
-    origins: Mapping[str, str] = field(default_factory=dict)
-    tails: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    networks: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = {}
+    tails: Mapping[str, Sequence[str]] = {}
+    networks: Mapping[str, str] = {}
     ceilings: Sequence[Ceiling] = ()
 
     def rule_of(self, violation: Violation) -> str:

@@ -75,7 +75,7 @@ def class_line(record: RunRecord) -> str:
     """Return the isolation class, in capitals where there is none."""
     assert record.isolation is not None
     loud = " - NOT ISOLATED from this host" if record.isolation is IsolationClass.NONE else ""
-    return f"{record.isolation.word} ({record.provider}){loud}"
+    return f"{record.isolation.value} ({record.provider}){loud}"
 
 
 def usage_lines(record: RunRecord) -> Iterator[str]:

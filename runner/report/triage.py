@@ -10,10 +10,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import join
 from typing import Any
+
+from msgspec import Struct, field
 
 from runner.core.model import CheckKind, Reason, Status
 from runner.core.sanitize import sanitize
@@ -36,8 +37,7 @@ _HOUSEKEEPING = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(Struct, frozen=True):
     """Facts of a run before it starts. ``sections`` are required of its report; ``flags`` would start a triage like
     it.
     """
@@ -55,8 +55,7 @@ class Header:
     version: str = ""  # of the agent's CLI
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """Result of a run. ``report`` is the text of the report or its draft; ``place`` its path, also when it is too
     large to read.
     """

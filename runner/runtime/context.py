@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +14,8 @@ from secrets import token_hex
 from typing import TypeVar
 
 import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from runner.core.errors import InputChanged, PlatformError, WorkspaceLost
 from runner.core.home import SCRATCH, private_repository, run_directory, workspace_directory
@@ -42,8 +43,7 @@ _T = TypeVar("_T")
 StopEvent = Callable[[StopStage, float], ev.StopStageReached]
 
 
-@dataclass(frozen=True)
-class RunPaths:
+class RunPaths(Struct, frozen=True):
     """The directories of a run on the host, decided by ``RUNNER_HOME`` and the run's id."""
 
     home: Path
@@ -89,8 +89,7 @@ def never(provider: str) -> None:
     """Remember no probe."""
 
 
-@dataclass(frozen=True)
-class AgentDependencies:
+class AgentDependencies(Struct, frozen=True):
     """The adapters for agents, their models and clusters, which exist before a run does."""
 
     agent: Callable[[str], Agent]
@@ -100,8 +99,7 @@ class AgentDependencies:
     model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``
 
 
-@dataclass(frozen=True)
-class RunDependencies(AgentDependencies):
+class RunDependencies(AgentDependencies, frozen=True):
     """All adapters of a run; made by the composition root.
 
     ``warm`` claims a warm workspace, or returns why there is none; ``None`` if there is no pool. ``room`` raises
@@ -123,8 +121,7 @@ class RunDependencies(AgentDependencies):
     random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
 
 
-@dataclass(frozen=True)
-class ResumeSource:
+class ResumeSource(Struct, frozen=True):
     """The work of an earlier run that this one continues: a commit on ``base``, and the ``directory`` of that run.
 
     ``snapshot`` is its published snapshot, if that is reused; ``commits`` are its agent's own.
@@ -138,19 +135,17 @@ class ResumeSource:
     commits: ev.AgentCommitsImported | None
 
 
-@dataclass(frozen=True)
-class ResumeState:
+class ResumeState(Struct, frozen=True):
     """The run that this one continues. ``reused`` maps reused steps to the run that performed them and their content
     keys; without any, there is no ``kept`` work. ``attempt`` is for the agent, if it runs again."""
 
     run: str
-    reused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    reused: Mapping[str, tuple[str, str]] = {}
     kept: ResumeSource | None = None
     attempt: PreviousAttempt | None = None
 
 
-@dataclass
-class CurrentStep:
+class CurrentStep(Struct):
     """The step that is being performed.
 
     ``explain`` builds the event of a stop stage, given the command's own deadline (trio time). ``end_unknown``: the
@@ -164,8 +159,7 @@ class CurrentStep:
     awaited: str = ""
 
 
-@dataclass
-class Sandbox:
+class Sandbox(Struct):
     workspace: Workspace
     mount_plan: object
     closing: trio.Event = field(default_factory=trio.Event)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import WorkspaceLost
 from runner.core.model import Exit, StopReason, StopStage
@@ -82,8 +83,7 @@ class LogFile:
             raise
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(Struct, frozen=True):
     """A log that copies every piece to several logs."""
 
     logs: tuple[Log, ...]

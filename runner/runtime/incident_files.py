@@ -10,10 +10,11 @@ import filecmp
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.errors import HostRefused
 from runner.core.sanitize import sanitize
@@ -86,8 +87,7 @@ def mark_rehearsed(report: Path, script: str) -> None:
         report.write_bytes(first.encode() + report.read_bytes())
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(Struct, frozen=True):
     """The destination of a run's files in an incident's directory.
 
     Members of a matrix that share the directory each have a folder of their name in ``output`` and ``logs``; no name

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.model import Feature, Mount
 from runner.plan.model import BUILT_IN, PlannedMount
@@ -14,8 +15,7 @@ from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
 _OUTPUT = PlannedMount("/output", True, BUILT_IN)
 
 
-@dataclass(frozen=True)
-class MountPlan:
+class MountPlan(Struct, frozen=True):
     """Paths that commands see. ``protected`` are relative to the tree; ``inputs`` are the incident's top entries when
     they lie in the tree.
 
@@ -29,7 +29,7 @@ class MountPlan:
     inputs: tuple[str, ...] = ()
     skills: tuple[str, ...] = ()
     cluster: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
     dependencies: tuple[Mount, ...] = ()
 
     @property

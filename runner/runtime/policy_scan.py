@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.model import Outcome, Reason, Violation, failed
 from runner.core.plural import plural

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import HostRefused, WorkMissing
 from runner.runtime.context import RunContext

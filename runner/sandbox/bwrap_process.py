@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from socket import socket, socketpair
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import Escaped, ProviderFailed
 from runner.ports.provider import KILL_GRACE
@@ -17,8 +17,7 @@ from runner.sandbox import bwrap, cgroup, child_process, processes
 from runner.sandbox.mounts import MountSource, MountStage
 
 
-@dataclass(frozen=True)
-class Shell:
+class Shell(Struct, frozen=True):
     """The path of bubblewrap for the user ``uid`` that commands run as; ``None`` is our own user.
 
     With a ``guard``, the guest's program, bubblewrap ends with this process from the first moment on; by itself it does

@@ -11,10 +11,10 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import CleanUpIncomplete, ProviderFailed
 from runner.core.model import Feature, Limits
@@ -25,8 +25,7 @@ _PERIOD = 100_000  # microseconds
 _OWN_GROUP = "runner-itself"
 
 
-@dataclass(frozen=True)
-class Hierarchies:
+class Hierarchies(Struct, frozen=True):
     """Parent directories for new groups: one for each version 1 controller, and that of version 2 if it has any."""
 
     v1: Mapping[str, Path]

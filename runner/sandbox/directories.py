@@ -13,10 +13,12 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from runner.core.errors import CleanUpIncomplete, PlatformError, ProtectedLink, ProviderFailed, WorkspaceLost
 from runner.core.home import PROJECTS, SANDBOXES, workspace_directory
@@ -376,8 +378,7 @@ class WorkspaceDirectories:
             os.close(directory)
 
 
-@dataclass(frozen=True)
-class WorkspaceTraces:
+class WorkspaceTraces(Struct, frozen=True):
     """Paths and mounts of a workspace; ``run`` is the one that it was made for, ``nonce`` that of its store."""
 
     workspace: str

@@ -15,9 +15,10 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct
 
 from runner.core.errors import ProviderFailed
 from runner.safefs import linux
@@ -67,8 +68,7 @@ class Namespace:
             return pool.submit(enter).result()
 
 
-@dataclass(frozen=True)
-class Cover:
+class Cover(Struct, frozen=True):
     """A mount over ``path`` of an open tree; ``source`` is an ``O_PATH`` descriptor."""
 
     path: str

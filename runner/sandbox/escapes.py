@@ -12,9 +12,10 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+
+from msgspec import Struct
 
 from runner.safefs import linux, trees
 
@@ -36,8 +37,7 @@ def connect(where):
 """
 
 
-@dataclass(frozen=True)
-class Escape:
+class Escape(Struct, frozen=True):
     """An attempt; ``about`` says what should be refused."""
 
     name: str

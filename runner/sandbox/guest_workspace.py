@@ -7,9 +7,10 @@ import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import WorkspaceLost
 from runner.core.model import Exit, Isolation, IsolationClass, Limits, StopStage
@@ -22,8 +23,7 @@ from runner.sandbox.volumes import Volume
 OOM_SCORE = 1000  # commands are killed before the guest, with which all statuses would be lost
 
 
-@dataclass(frozen=True)
-class SandboxContext:
+class SandboxContext(Struct, frozen=True):
     """Facts of a sandbox that its guest cannot know. ``uid`` is the host's, ``volume`` as for ``HostView``.
 
     ``user`` is set when commands run as another user than the guest, and is the sandbox's. ``command_limits`` are what
@@ -39,7 +39,7 @@ class SandboxContext:
     group: cgroup.ControlGroups
     grace: float
     user: int | None = None
-    command_limits: Limits = field(default_factory=Limits)
+    command_limits: Limits = Limits()
     volume: Volume | None = None
 
     def limits(self) -> Limits:

@@ -20,10 +20,11 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from runner.safefs import linux
 from runner.safefs.linux import MS_BIND, MS_NOATIME, MS_NODEV, MS_NOSUID, MS_REC, MS_REMOUNT, MS_SHARED, MS_SLAVE
@@ -36,8 +37,7 @@ _SHARED_BYTES = 256 << 20  # of memory at most, for templates; the mounts there 
 _numbers = itertools.count()
 
 
-@dataclass(frozen=True)
-class MountSource:
+class MountSource(Struct, frozen=True):
     """A staged source: ``path`` is valid for the user that commands run as.
 
     A ``descriptor`` is for bwrap to inherit. bwrap closes the descriptors that it is told to bind and no others: one
@@ -52,8 +52,7 @@ class MountSource:
         return [f"--{option}" if writable else f"--ro-{option}", source, target]
 
 
-@dataclass(frozen=True)
-class OverlaySource(MountSource):
+class OverlaySource(MountSource, frozen=True):
     """``path`` under a layer that takes every write, mounted by bwrap for a user who cannot mount."""
 
     layer: str = ""

@@ -6,12 +6,12 @@ import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import ProviderFailed, WorkspaceLost
 from runner.core.home import WORKSPACES
@@ -22,8 +22,7 @@ from runner.safefs.safe_open import open_linkless
 from runner.sandbox.mounts import MountSource, MountStage
 
 
-@dataclass(frozen=True)
-class PreparedMounts:
+class PreparedMounts(Struct, frozen=True):
     """Staged sources of the mounts that every sandbox has. ``tree_fd`` is the open tree.
 
     ``project`` is set when commands see it whole; ``tree_path`` is the tree's path on this host.

@@ -13,9 +13,10 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.errors import ProtectedLink
 from runner.safefs import linux, safe_open
@@ -30,8 +31,7 @@ class Kind(Enum):
     MISSING_DIRECTORY = "missing directory"
 
 
-@dataclass(frozen=True)
-class Guard:
+class Guard(Struct, frozen=True):
     """A mount over ``path``, relative to the tree; ``source`` is the entry itself, an ``O_PATH`` descriptor."""
 
     path: str

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import Isolation, IsolationClass, Limits
@@ -28,8 +30,7 @@ _SECTIONS = 5
 _FILTER = "2"  # the kernel's number for a process with a seccomp filter
 
 
-@dataclass(frozen=True)
-class HostView:
+class HostView(Struct, frozen=True):
     """Facts that only the host knows: its own namespaces by name, the user that the script ran as, the limits set.
 
     ``volume`` should hold the workspace's files. ``kernel`` is the host's, where the sandbox should have another: it

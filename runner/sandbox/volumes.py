@@ -15,12 +15,12 @@ import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import ProviderFailed
 from runner.safefs.linux import unmount
@@ -38,8 +38,7 @@ _STATE_AT, _CLEAN = 1024 + 58, 1  # of the superblock
 _REPAIRED = 2  # the highest exit code of e2fsck for success
 
 
-@dataclass(frozen=True)
-class Volume:
+class Volume(Struct, frozen=True):
     """A mounted volume: its device as in ``/proc/*/mountinfo``, and its size."""
 
     device: str

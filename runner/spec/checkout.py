@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from runner.core.errors import BadUrl
 from runner.core.model import Checkout
@@ -28,8 +29,7 @@ _URL_CHARACTERS = 2000
 SECRET_IN_URL = "a URL holds no user name or password, since everyone sees it"
 
 
-@dataclass(frozen=True)
-class RepoSource:
+class RepoSource(Struct, frozen=True):
     """The agent type's side. ``path`` is absolute; ``depth`` ``None`` means all of a path, ``URL_DEPTH`` of a URL."""
 
     type: Literal["task_context", "fixed", "local", "none"]
@@ -40,8 +40,7 @@ class RepoSource:
     include_dirty: bool = False
 
 
-@dataclass(frozen=True)
-class TaskContext:
+class TaskContext(Struct, frozen=True):
     """The task's side; what the agent reads as ``task.json`` and ``RUNNER_TASK_*``."""
 
     repository_url: str | None = None

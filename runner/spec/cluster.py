@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.errors import KubeconfigExposed, RunnerError, UnknownContext, Untrusted
 from runner.core.model import Feature
@@ -16,8 +17,7 @@ from runner.spec.select import Selected
 KEYS = ("incident", "kubeconfig")
 
 
-@dataclass(frozen=True)
-class WantedCluster:
+class WantedCluster(Struct, frozen=True):
     """A kubeconfig, or several with ``:`` between them, and what a manifest that lies in ``beside`` says with it."""
 
     kubeconfig: str

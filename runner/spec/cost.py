@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from runner.core.errors import OverCost, RunnerError, Unenforceable
 from runner.spec.model import RunSpec

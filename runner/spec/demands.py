@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from hashlib import sha256
 
+from runner.core.codec import digest
 from runner.core.model import Feature, Limits
 from runner.core.settings import Settings
 from runner.policy.protected import unite
@@ -49,7 +48,7 @@ def warm_of(
         _warm_size(selected, settings),
         workspace.network,
         toolchains,
-        sha256(json.dumps([workspace.isolation, judged]).encode()).hexdigest()[:12],
+        digest([workspace.isolation, judged])[7:19],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from msgspec.structs import asdict
 from pydantic import BaseModel
 
 from runner.core.errors import BadRef, BadValue, RunnerError
@@ -33,7 +34,7 @@ def template_faults(
     stand_in = {"id": "0" * 12, "name": spec.name}
     values: dict[str, object] = {
         "run": stand_in,
-        "task": {key: value for key, value in vars(spec.task).items() if value is not None},
+        "task": {key: value for key, value in asdict(spec.task).items() if value is not None},
         "outputs": {run: {name: ["0"] if many else "0" for name in names} for run, (names, many) in outputs.items()},
     }
     if spec.incident is not None:

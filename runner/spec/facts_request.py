@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import BadUrl, PathEscape, Place, RunnerError, Untrusted
 from runner.core.model import Checkout
@@ -25,8 +27,7 @@ from runner.spec.secrets import untrusted_secrets
 from runner.spec.select import Selected, project_root, repository_root
 
 
-@dataclass(frozen=True, kw_only=True)
-class FactsRequest:
+class FactsRequest(Struct, frozen=True, kw_only=True):
     """The Facts that one run needs; gathering them is the only look outside before anything starts."""
 
     run: str

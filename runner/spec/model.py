@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from runner.core.errors import Place, RunnerError, Unenforceable
 from runner.core.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount
@@ -21,8 +22,7 @@ AGENTS_FILE = "AGENTS.md"  # at the root of a project: what it tells every agent
 Command = tuple[str, ...]  # an argv; a string in a manifest became ("sh", "-c", string)
 
 
-@dataclass(frozen=True)
-class ContextFile:
+class ContextFile(Struct, frozen=True):
     """A file that a run takes from beside its manifest: its content's hash is planned, its bytes are checked later.
 
     Of one that is not ``whole`` the hash is that of size and time of change, and nothing is checked.
@@ -34,8 +34,7 @@ class ContextFile:
     whole: bool = True
 
 
-@dataclass(frozen=True)
-class CommitFact:
+class CommitFact(Struct, frozen=True):
     """A source as found: the commit that the checkout means, and the branch name that the agent will see."""
 
     commit: str
@@ -43,16 +42,14 @@ class CommitFact:
     dirty: bool
 
 
-@dataclass(frozen=True)
-class PolicyFile:
+class PolicyFile(Struct, frozen=True):
     """A repository's own policy, as the commit that a run starts from has it."""
 
     commit: str
     content: bytes
 
 
-@dataclass(frozen=True)
-class CliVersion:
+class CliVersion(Struct, frozen=True):
     """The version of an agent's CLI as it is installed, and the one that this runner is tested with."""
 
     found: str
@@ -63,8 +60,7 @@ class CliVersion:
         return self.found == self.tested
 
 
-@dataclass(frozen=True)
-class Lent:
+class Lent(Struct, frozen=True):
     """Directories of this host that a run's commands see.
 
     ``toolchains`` lie at their own paths, ``dependencies`` in the tree; ``environment`` holds the
@@ -72,12 +68,11 @@ class Lent:
     """
 
     toolchains: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
     dependencies: tuple[Mount, ...] = ()
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """State of this host when the plan was made. Keys of ``files`` are names shown to people.
 
     ``missing`` maps a requested thing to the reason why it is missing; resolving reports it at its place, and with any
@@ -88,17 +83,17 @@ class Facts:
     """
 
     probes: Mapping[str, Probe]
-    commits: Mapping[str, CommitFact] = field(default_factory=dict)
-    files: Mapping[str, Mapping[str, ContextFile]] = field(default_factory=dict)
-    incidents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    missing: Mapping[str, RunnerError] = field(default_factory=dict)
+    commits: Mapping[str, CommitFact] = {}
+    files: Mapping[str, Mapping[str, ContextFile]] = {}
+    incidents: Mapping[str, Mapping[str, object]] = {}
+    missing: Mapping[str, RunnerError] = {}
     open: bool = False
-    policies: Mapping[str, PolicyFile] = field(default_factory=dict)
-    images: Mapping[str, str] = field(default_factory=dict)
-    clusters: Mapping[str, ClusterFact] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    clis: Mapping[str, CliVersion] = field(default_factory=dict)
-    lent: Mapping[str, Lent] = field(default_factory=dict)
+    policies: Mapping[str, PolicyFile] = {}
+    images: Mapping[str, str] = {}
+    clusters: Mapping[str, ClusterFact] = {}
+    left_out: Mapping[str, str] = {}
+    clis: Mapping[str, CliVersion] = {}
+    lent: Mapping[str, Lent] = {}
 
     def pinned(self) -> dict[str, object]:
         """Return the facts that the digest covers: all but host paths and what may be renewed on a host."""
@@ -116,8 +111,7 @@ class Facts:
         }
 
 
-@dataclass(frozen=True)
-class PolicySpec:
+class PolicySpec(Struct, frozen=True):
     """One policy's ceilings; all of a run's policies hold together."""
 
     name: str
@@ -135,31 +129,26 @@ class PolicySpec:
         return self.allowed_paths, self.forbidden_patterns, self.max_file_size
 
 
-@dataclass(frozen=True)
-class FromEnv:
+class FromEnv(Struct, frozen=True):
     variable: str
 
 
-@dataclass(frozen=True)
-class FromFile:
+class FromFile(Struct, frozen=True):
     """``path`` may begin with ``~/``; a relative one of the manifest is absolute by now."""
 
     path: str
 
 
-@dataclass(frozen=True)
-class FromCommand:
+class FromCommand(Struct, frozen=True):
     argv: Command
 
 
-@dataclass(frozen=True)
-class FromKeyring:
+class FromKeyring(Struct, frozen=True):
     service: str
     user: str
 
 
-@dataclass(frozen=True)
-class SecretSpec:
+class SecretSpec(Struct, frozen=True):
     """A value that commands of some steps get, in a variable or, ``as_file``, in a file; and where it is until then."""
 
     name: str
@@ -169,8 +158,7 @@ class SecretSpec:
     at: Place
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """A feature that the run wants of its provider. ``written``: a manifest asks for it, so it must be enforced."""
 
     feature: Feature
@@ -183,8 +171,7 @@ class Demand:
         return f"{self.at.file}:{self.at.line}" if self.written else DEFAULTS
 
 
-@dataclass(frozen=True)
-class Warm:
+class Warm(Struct, frozen=True):
     """Key of the warm pool slots that fit a run, beside image, limits and provider.
 
     ``size`` is the number of slots to keep; ``policy`` is a digest of the policies and the manifest's demands.
@@ -196,8 +183,7 @@ class Warm:
     policy: str
 
 
-@dataclass(frozen=True)
-class ScriptSpec:
+class ScriptSpec(Struct, frozen=True):
     """Script of the ``script`` agent: shell text, or a list of files to write."""
 
     path: Path | None
@@ -205,8 +191,7 @@ class ScriptSpec:
     files: tuple[tuple[str, str, bool], ...] = ()  # path, content, executable
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Struct, frozen=True):
     """The model that an agent works with, and what it may use of it. ``key_inside``: the CLI gets the key itself."""
 
     name: str
@@ -215,8 +200,7 @@ class ModelSpec:
     tools: tuple[str, ...] | None
 
 
-@dataclass(frozen=True)
-class ClusterFact:
+class ClusterFact(Struct, frozen=True):
     """The cluster that a kubeconfig leads to. ``exposed`` says who else can read the file; it is not planned.
 
     ``plug_in`` is the program that gives the credential, as the kubeconfig writes it, and ``plug_in_sha256`` of it with
@@ -235,8 +219,7 @@ class ClusterFact:
         return {"context": self.context, "server": self.server, "namespace": self.namespace, **exec}
 
 
-@dataclass(frozen=True)
-class ClusterSpec:
+class ClusterSpec(Struct, frozen=True):
     """The cluster that commands may read. ``kubeconfig`` is a path of this host, or several with ``:`` between them."""
 
     kubeconfig: str
@@ -248,22 +231,19 @@ class ClusterSpec:
     plug_in_sha256: str = ""
 
 
-@dataclass(frozen=True)
-class CommandCheck:
+class CommandCheck(Struct, frozen=True):
     argv: Command
     timeout_seconds: float | None
     exit: int
 
 
-@dataclass(frozen=True)
-class ReportCheck:
+class ReportCheck(Struct, frozen=True):
     path: str
     min_bytes: int
     sections: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class VerifySpec:
+class VerifySpec(Struct, frozen=True):
     setup: tuple[Command, ...]
     required: tuple[str, ...]
     forbidden: tuple[str, ...]
@@ -275,8 +255,7 @@ class VerifySpec:
         return bool(self.setup or self.required or self.forbidden or self.commands)
 
 
-@dataclass(frozen=True)
-class RunSpec:
+class RunSpec(Struct, frozen=True):
     """One incident run, complete. ``origins`` maps a step kind, feature or field to the manifest line that decided it;
     ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files,
     ``protected`` paths to the lines that ask for them. Workspaces of a ``shared`` project see it whole, so that

@@ -37,7 +37,7 @@ def _policy(document: Document) -> PolicySpec:
         tuple(spec.forbidden_patterns),
         spec.max_file_size,
         tuple(spec.providers) if spec.providers is not None else None,
-        IsolationClass[spec.min_isolation.upper()],
+        IsolationClass(spec.min_isolation),
         tuple(spec.secrets) if spec.secrets is not None else None,
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import BadValue, DefaultsDropped, NetworkIgnored, Place, RunnerError
 from runner.core.model import IsolationClass
@@ -18,8 +20,7 @@ from runner.spec.model import PolicyFile, PolicySpec
 NAME = "repository"
 
 
-@dataclass(frozen=True)
-class OwnPolicy:
+class OwnPolicy(Struct, frozen=True):
     """The policy file of a trusted commit, with the places of what is written in it."""
 
     written: RepositoryPolicy

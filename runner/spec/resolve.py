@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from runner.core.errors import KeyInside, ProtectedIgnored, RunnerError, Unenforceable, WorkspaceDisabled
 from runner.core.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass
@@ -83,7 +84,7 @@ def resolve(
         providers_at=types.place("workspace", "providers"),
         base_image=workspace.base_image,
         isolation=max(
-            IsolationClass[workspace.isolation.upper()],
+            IsolationClass(workspace.isolation),
             *(p.min_isolation for p in policies),
             IsolationClass.NAMESPACES if untrusted else IsolationClass.NONE,
         ),

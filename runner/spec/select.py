@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner import __version__
 from runner.core.errors import (
@@ -34,8 +36,7 @@ TEMPLATES = 5_000  # what is looked up by all templates of all documents: each p
 FILLED = 100_000  # the same, counted again for each run
 
 
-@dataclass(frozen=True)
-class Selected:
+class Selected(Struct, frozen=True):
     """The documents that one run is made of, a member of a matrix or not.
 
     ``incident`` is the incident's directory as written, and where; ``model`` that of a matrix, and its place in it.
@@ -130,8 +131,7 @@ def only(chosen: Sequence[Selected], name: str) -> list[Selected]:
     return [selected for selected in chosen if selected.group in wanted]
 
 
-@dataclass
-class _Left:
+class _Left(Struct):
     """Remaining budget of runs and templates."""
 
     runs: int = RUNS

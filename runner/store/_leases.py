@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from runner.core.model import Fence, Lease
 from runner.events.events import LeaseAcquired

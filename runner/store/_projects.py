@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from runner.core.errors import ProjectOwned, UnknownProject, nearest
 from runner.core.sanitize import excerpt

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace
+
+from runner.core.codec import canonical
 from runner.core.model import SlotState
 from runner.events.events import Event, PoolMissed, SlotClaimed
 from runner.lifecycle.pool import NEXT, read_key
-from runner.plan.model import canonical
 from runner.ports.store import PoolRow, SlotRow
 
 HIT = "hit"

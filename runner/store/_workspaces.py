@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from runner.core.errors import UnknownWorkspace
 from runner.core.model import DEFAULT_PROJECT, ClockReference, Limits, WorkspaceStatus

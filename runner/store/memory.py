@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
+
+from msgspec.structs import replace
 
 from runner.core.errors import RunOver, StoreFailed
 from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
@@ -62,7 +63,7 @@ class MemoryStore:
         return recorded
 
     def _written(self, history: list[Recorded], owner: str, at: int, events: Sequence[Event]) -> list[Recorded]:
-        stored = [decode(*encode(event)) for event in events]  # what a file would give back, or fail on
+        stored = [decode(encode(event)) for event in events]  # what a file would give back, or fail on
         first = len(history) + 1
         history += [Recorded(owner, seq, at, event) for seq, event in zip(count(first), stored, strict=False)]
         self._counts.update(what for event in stored if (what := count_name(event)))

@@ -14,13 +14,13 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TypeVar, get_args
 
 import trio
+from msgspec import Struct
 
 from runner import __version__
 from runner.core.errors import (
@@ -31,6 +31,7 @@ from runner.core.errors import (
     StoreDamaged,
     StoreFailed,
     StoreTooNew,
+    StoreTooOld,
     WorkspaceState,
 )
 from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
@@ -44,7 +45,6 @@ from runner.events.events import (
     RunEnded,
     RunStarted,
     SnapshotPublished,
-    UnknownEvent,
     decode,
     encode,
 )
@@ -76,6 +76,7 @@ from runner.store._workspaces import (
     write_anchor,
 )
 
+OLDEST = 7  # of the schemas that are read; before it events had another form
 BUSY_MILLISECONDS = 5_000
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
 _PRAGMAS = (
@@ -105,8 +106,7 @@ T = TypeVar("T")
 Hook = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class _Journal:
+class _Journal(Struct, frozen=True):
     """A table of events, and the column of their owner."""
 
     table: str
@@ -117,13 +117,12 @@ _RUN_JOURNAL = _Journal("events", "run")
 _WORKSPACE_JOURNAL = _Journal("workspace_events", "workspace")
 
 
-@dataclass
-class _Append:
+class _Append(Struct):
     """A request to append and, once it has been written or refused, the answer."""
 
     owner: str
     events: Sequence[Event]
-    rows: list[tuple[str, str]]
+    rows: list[str]
     fence: Fence | None
     journal: _Journal
     answer: list[Recorded] | RunnerError | None = None
@@ -219,13 +218,13 @@ class Reader:
         return await self._in_thread(lambda: read_counts(self._connection))
 
     def _read_events(self, journal: _Journal, owner: str, after: int) -> list[Recorded]:
-        query = f"SELECT seq, at, type, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq"
+        query = f"SELECT seq, at, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq"
         recorded = []
-        for seq, at, name, body in self._connection.execute(query, (owner, after)):
+        for seq, at, body in self._connection.execute(query, (owner, after)):
             try:
-                recorded.append(Recorded(owner, seq, at, decode(name, body)))
-            except (UnknownEvent, ValueError, KeyError, TypeError, AttributeError) as error:
-                what = f"event {seq} of {journal.owner} {owner} (`{name}`) cannot be read"
+                recorded.append(Recorded(owner, seq, at, decode(body)))
+            except (ValueError, TypeError) as error:
+                what = f"event {seq} of {journal.owner} {owner} cannot be read: {error}"
                 raise _damaged(self._path, what) from error
         return recorded
 
@@ -297,8 +296,8 @@ class SqliteStore(Reader):
                     restore_lease(connection, recorded.event, recorded.at)
                 else:
                     _project(connection, owner, recorded.at, recorded.event)
-                row = (owner, recorded.seq, recorded.at, *encode(recorded.event))
-                connection.execute(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?, ?)", row)
+                row = (owner, recorded.seq, recorded.at, encode(recorded.event))
+                connection.execute(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?)", row)
             connection.execute("COMMIT")
         except (sqlite3.IntegrityError, WorkspaceState) as error:
             raise StoreFailed(f"events of {journal.owner} `{owner}` do not fit: {error}") from error
@@ -377,8 +376,8 @@ class SqliteStore(Reader):
         for event in request.events:
             if type(event) in _PROJECTED:  # a test alone for what an agent says a thousand times
                 _project(self._connection, run, at, event)
-        rows = [(run, seq, at, name, body) for seq, (name, body) in zip(count(first), request.rows, strict=False)]
-        self._connection.executemany(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?, ?)", rows)
+        rows = [(run, seq, at, body) for seq, body in zip(count(first), request.rows, strict=False)]
+        self._connection.executemany(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?)", rows)
         return [Recorded(run, seq, at, event) for seq, event in zip(count(first), request.events, strict=False)]
 
     def _roll_back(self, error: RunnerError) -> None:
@@ -406,7 +405,7 @@ async def open_store(
 
     ``now`` returns microseconds since the epoch. ``hook`` is called in the writing thread at each commit with
     ``before``, ``torn`` (rows written, not committed) and ``after``. Raises ``StoreFailed``, ``StoreBusy``,
-    ``StoreDamaged`` and ``StoreTooNew``.
+    ``StoreDamaged``, ``StoreTooOld`` and ``StoreTooNew``.
     """
     with ExitStack() as stack:
         opened = await trio.to_thread.run_sync(partial(_open, path, entropy, stack, must_exist=must_exist))
@@ -511,7 +510,7 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def scripts() -> list[str]:
-    """List the migrations in their order: the first makes an empty file a store."""
+    """List the migrations in their order: the first makes an empty file a store of version ``OLDEST``."""
     return [file.read_text() for file in sorted((Path(__file__).parent / "migrations").glob("*.sql"))]
 
 
@@ -522,18 +521,20 @@ def migrate(
 
     One with content is copied beside itself first, as ``NAME.schema-VERSION``.
     """
-    new = not _version(connection, path, known=len(scripts))
-    while (version := _version(connection, path, known=len(scripts))) < len(scripts):
+    newest = OLDEST + len(scripts) - 1
+    new = not _version(connection, path, newest)
+    while (version := _version(connection, path, newest)) < newest:
         if not new:
             _back_up(connection, path.with_name(f"{path.name}.schema-{version}"))
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if _version(connection, path, known=len(scripts)) == version:  # else another process was faster
-                for statement in scripts[version].split(";\n"):
+            if _version(connection, path, newest) == version:  # else another process was faster
+                then = max(version + 1, OLDEST)
+                for statement in scripts[then - OLDEST].split(";\n"):
                     connection.execute(statement)
                 if version == 0:
                     connection.execute("INSERT INTO meta VALUES (?, 0, '')", (entropy(8).hex(),))
-                connection.execute("UPDATE meta SET schema_version = ?, runner = ?", (version + 1, __version__))
+                connection.execute("UPDATE meta SET schema_version = ?, runner = ?", (then, __version__))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -541,8 +542,8 @@ def migrate(
             raise
 
 
-def _version(connection: sqlite3.Connection, path: Path, *, known: int) -> int:
-    """Return the schema's number, 0 for an empty file. Raises ``StoreTooNew`` and ``StoreDamaged``."""
+def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
+    """Return the schema's number, 0 for an empty file. Raises ``StoreTooNew``, ``StoreTooOld`` and ``StoreDamaged``."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     if not tables:
         return 0
@@ -550,11 +551,11 @@ def _version(connection: sqlite3.Connection, path: Path, *, known: int) -> int:
     if found is None:
         raise _damaged(path, "it is a database, but not a store")
     version, runner = found
-    if version > known:
-        raise StoreTooNew(
-            f"`{path}` was written by runner {runner} (schema {version}, this runner knows {known})",
-            hint=f"use runner {runner} or newer",
-        )
+    schemas = f"(schema {version}, this runner knows {OLDEST} to {newest})"
+    if version > newest:
+        raise StoreTooNew(f"`{path}` was written by runner {runner} {schemas}", hint=f"use runner {runner} or newer")
+    if version < OLDEST:
+        raise StoreTooOld(f"`{path}` was written by runner {runner} {schemas}", hint=_HINTS[StoreDamaged])
     return int(version)
 
 
@@ -628,7 +629,7 @@ def _check_exists(path: Path, *, must_exist: bool) -> None:
 
 
 def _check_version(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
-    if not _version(connection, path, known=len(scripts())) and must_exist:
+    if not _version(connection, path, OLDEST + len(scripts()) - 1) and must_exist:
         raise StoreDamaged(f"`{path}` is empty, and `{path.parent}` holds what runs have left", hint=REBUILD_HINT)
 
 

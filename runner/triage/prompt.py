@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from runner.triage.budget import CHARACTERS, MOST, tokens
 
@@ -32,8 +33,7 @@ _TAG = re.compile(rf"<(?=[^A-Za-z0-9<>]{{0,64}}(?:{'|'.join((*TAGS.values(), _AT
 _BOUNDARY = re.compile(r"[0-9a-f]{16,64}")
 
 
-@dataclass(frozen=True)
-class Preloaded:
+class Preloaded(Struct, frozen=True):
     """Context of a prompt, empty without parts. ``parts`` are the tokens of each, in order; ``cut`` the characters left
     out.
 
@@ -67,8 +67,7 @@ def preloaded(contents: Mapping[str, str], *, boundary: str, whole: str) -> Prel
     return Preloaded("\n\n".join(sections.values()), counts, cut, total)
 
 
-@dataclass(frozen=True)
-class PreviousAttempt:
+class PreviousAttempt(Struct, frozen=True):
     """Leftovers of the agent of ``run``, which ended for the reason ``why``: draft, commands and last words.
 
     ``draft`` is the text of its unfinished ``report``; ``commands`` are the oldest first. Only ``run`` and ``why`` are

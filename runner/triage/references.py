@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from runner.triage.sections import section
 
@@ -36,8 +37,7 @@ _KINDS = {
 _CUT = re.compile(r"\.\.\.|\u2026")
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """Reference to lines of a file. ``lines`` are first and last of each range; ``quote`` what the report says one
     holds.
 

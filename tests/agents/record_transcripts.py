@@ -20,12 +20,13 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec.structs import asdict, replace
 
 import runner.agents
 from runner.agents import read_command
@@ -150,7 +151,7 @@ async def _play(name: str, agent: CliAgent, case: Case, root: Path) -> tuple[Exi
         access = ModelAccess(MODELS[name], case.key, url, case.limit, tools, workspace=str(workspace), home=str(home))
         prepared = agent.set_up(access)
         env = {"HOME": str(home), "PATH": f"{PLACE}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", **prepared.env}
-        places = replace(Paths(*[str(root)] * len(fields(Paths))), home=str(home))
+        places = replace(Paths(*[str(root)] * len(Paths.__struct_fields__)), home=str(home))
         if furnishing := furnish(prepared, places, ()):
             await trio.run_process(furnishing)
         if prepared.login and case.key:

@@ -11,18 +11,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import trio
+from msgspec.structs import replace
 
 from runner.compiler import compile_plan
+from runner.core.codec import digest
 from runner.core.settings import Settings
 from runner.manifest.load import defaults, load
 from runner.ops.planning.make_plan import make_plan
 from runner.plan.graph import Graph
-from runner.plan.model import Step, digest
+from runner.plan.model import Step
 from runner.spec.model import Facts, RunSpec
 from runner.spec.resolve import resolve
 from runner.spec.select import select

@@ -33,7 +33,7 @@ def bare(folder: Path, batches: int, size: int, *, encoding: bool) -> Callable[[
         connection.execute(f"PRAGMA {pragma}")
     for statement in scripts()[0].split(";\n"):
         connection.execute(statement)
-    connection.execute("INSERT INTO runs VALUES ('a', 'n', 'running', NULL, 'p', 1, NULL)")
+    connection.execute("INSERT INTO runs VALUES ('a', 'n', 'running', NULL, 'p', 1, NULL, NULL)")
     encoded = encode(EVENT)
 
     def run() -> None:
@@ -43,9 +43,9 @@ def bare(folder: Path, batches: int, size: int, *, encoding: bool) -> Callable[[
                 rows = []
                 for _ in range(size):
                     seq += 1
-                    rows.append(("a", seq, 1, *(encode(EVENT) if encoding else encoded)))
+                    rows.append(("a", seq, 1, encode(EVENT) if encoding else encoded))
                 connection.execute("BEGIN IMMEDIATE")
-                connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+                connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
                 connection.execute("COMMIT")
 
     return run

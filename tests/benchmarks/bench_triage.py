@@ -20,10 +20,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.agents import goose
 from runner.core.settings import shipped

@@ -209,8 +209,12 @@ DAMAGED = {
     "a folder": (replaced(Path.mkdir), "store.damaged"),
     "a FIFO": (replaced(os.mkfifo), "store.damaged"),
     "a newer schema": (statement("UPDATE meta SET schema_version = 99"), "store.too-new"),
+    "an older schema": (statement("UPDATE meta SET schema_version = 6"), "store.too-old"),
     "an event that is no JSON": (statement("UPDATE events SET body = '{'"), "store.damaged"),
-    "an event of no known type": (statement("UPDATE events SET type = 'X' WHERE seq = 2"), "store.damaged"),
+    "an event of no known type": (
+        statement("UPDATE events SET body = replace(body, type, 'X') WHERE seq = 2"),
+        "store.damaged",
+    ),
     "no first event": (statement("DELETE FROM events WHERE seq = 1"), "store.damaged"),
 }
 

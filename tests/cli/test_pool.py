@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from runner.cli.verbs.pool import counts
 from runner.core.errors import NoPool, Rejected, RunnerError, UnknownPool, UsageError

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from runner.core.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed, WorkspaceLost
 from runner.core.model import Mount

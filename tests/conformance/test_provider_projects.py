@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import DEFAULT_PROJECT, Handle

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from runner.core.errors import ProjectOwned, UnknownProject
 from runner.ports.store import ProjectRow, Store

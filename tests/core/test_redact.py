@@ -21,9 +21,9 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from runner.core import redact
+from runner.core.codec import plain
 from runner.core.errors import UnfitSecret
 from runner.core.redact import Redactor, Secret
-from runner.plan.model import plain
 
 TOKEN = b"ghp_Zx81kLq0Vw7TbN4mRc5YdE2sUh9JfA3gPo6i"
 ODD = b"p'4ss w$rd\"\\x/y+z%~#7&=Q"

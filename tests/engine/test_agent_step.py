@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from runner.agents import read_command
 from runner.core.compiled_programs import Program

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
 from runner.core.errors import LeaseHeld, LeaseLost, RunnerError, StoreBusy, StoreFailed

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from runner.agents import read_command
 from runner.core.errors import OutOfMemory, ProviderFailed, RunnerError, WorkspaceLost

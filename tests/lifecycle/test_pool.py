@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from runner.core.codec import plain
 from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
 from runner.lifecycle.pool import BACK_OFF, MAX_AGE, NEXT, Failures, decide, name_of, read_key, why_missed
-from runner.plan.model import plain
 from runner.ports.store import SlotRow
 
 KEY = SlotKey("docker", "sha256:1", Limits(2, 1 << 30, None, 512), policy="p")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from runner.core.model import IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
 from runner.events.record import StepRecord

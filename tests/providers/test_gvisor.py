@@ -7,11 +7,11 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import CleanUpIncomplete, OutOfMemory, ProviderFailed, WorkspaceLost
 from runner.core.model import Exit, Handle, IsolationClass, Limits

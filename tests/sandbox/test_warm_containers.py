@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from runner.core.model import Handle, Limits, Mount
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, closing, contextmanager
-from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -21,10 +20,10 @@ import trio
 import trio.testing
 
 from runner import __version__
-from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, UnknownRun
+from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, StoreTooOld, UnknownRun
 from runner.core.model import succeeded
 from runner.events import events as ev
-from runner.store.sqlite import _PROJECTED, SqliteStore, _project, migrate, open_reader, open_store, scripts
+from runner.store.sqlite import _PROJECTED, OLDEST, SqliteStore, _project, migrate, open_reader, open_store, scripts
 from tests.support.needs import ROOT
 
 STARTED = ev.RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
@@ -214,6 +213,18 @@ async def test_a_store_of_a_newer_runner_is_refused_by_its_version(tmp_path: Pat
                 pass
 
 
+async def test_a_store_whose_events_have_an_older_form_is_refused_by_its_version(tmp_path: Path) -> None:
+    async with store_in(tmp_path):
+        pass
+    with closing(sqlite3.connect(tmp_path / "state.db")) as connection, connection:
+        connection.execute(f"UPDATE meta SET schema_version = {OLDEST - 1}, runner = '0.0.9'")
+
+    for opened in (store_in(tmp_path), open_reader(tmp_path / "state.db")):
+        with pytest.raises(StoreTooOld, match=rf"runner 0\.0\.9 \(schema {OLDEST - 1}"):
+            async with opened:
+                pass
+
+
 def test_a_migration_keeps_a_copy_beside_the_store(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -222,7 +233,7 @@ def test_a_migration_keeps_a_copy_beside_the_store(tmp_path: Path) -> None:
 
         migrate(connection, path, [*scripts(), "CREATE TABLE more (x TEXT) STRICT;\n"], bytes)
 
-    newest = len(scripts()) + 1
+    newest = OLDEST + len(scripts())
     copy = tmp_path / f"state.db.schema-{newest - 1}"
     assert rows(path, "SELECT schema_version, runner FROM meta") == [(newest, __version__)]
     assert rows(copy, "SELECT schema_version, id FROM meta, runs") == [(newest - 1, "a")]
@@ -236,7 +247,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.OperationalError):
             migrate(connection, path, [*scripts(), "CREATE TABLE more (x TEXT);\nNONSENSE;\n"], bytes)
 
-    assert rows(path, "SELECT schema_version FROM meta") == [(len(scripts()),)]
+    assert rows(path, "SELECT schema_version FROM meta") == [(OLDEST + len(scripts()) - 1,)]
     assert rows(path, "SELECT name FROM sqlite_schema WHERE name = 'more'") == []
 
 
@@ -283,7 +294,7 @@ async def test_a_damaged_store_is_refused_and_left_as_it_is(tmp_path: Path, dama
 
 @pytest.mark.parametrize(
     "change",
-    ["type = 'Unheard'", "body = '{'", "body = '{}'", "body = '[]'"],
+    ["body = replace(body, 'RunStarted', 'Unheard')", "body = '{'", "body = '{}'", "body = '[]'"],
     ids=["unknown type", "cut", "fields missing", "no object"],
 )
 async def test_an_event_that_cannot_be_read_is_damage(tmp_path: Path, change: str) -> None:
@@ -433,8 +444,6 @@ async def test_a_disk_full_from_the_start_is_refused_cleanly_at_every_size(tmp_p
 
 @pytest.mark.parametrize("kind", sorted(set(ev.Event.__subclasses__()) - _PROJECTED, key=lambda kind: kind.__name__))
 def test_an_event_of_the_journal_alone_changes_no_other_table(kind: type[ev.Event]) -> None:
-    event = object.__new__(kind)
-    for field in fields(kind):
-        object.__setattr__(event, field.name, "workspace")
+    event = kind(**dict.fromkeys(kind.__struct_fields__, "workspace"))
 
     _project(cast(sqlite3.Connection, None), "run", 1, event)

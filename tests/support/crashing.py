@@ -17,11 +17,11 @@ import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import RunnerError
 from runner.core.model import Exit

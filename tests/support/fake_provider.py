@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import trio
+from msgspec import Struct, field
 
 from runner.core.errors import Escaped, ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Exit, Feature, Handle, Isolation, IsolationClass, Limits, StopStage
@@ -36,8 +36,7 @@ from runner.sandbox.prepared_mounts import paths_on_host, prepare_mounts
 _PORTS = count(40_000)
 
 
-@dataclass(frozen=True)
-class Scripted:
+class Scripted(Struct, frozen=True):
     """How a command goes.
 
     ``yields_to`` is the stage that ends it; nothing ends one with ``None``, which escapes. ``leaves`` processes behind

@@ -7,10 +7,11 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.model import Exit, Handle, StopStage
 from runner.ports.provider import Process, Provider, SandboxSpec, Workspace, WorkspaceRequest

@@ -39,14 +39,14 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
 
 
 def deliver(stored: StoredRun, args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.core.codec import plain
     from runner.core.sanitize import sanitize
     from runner.ops.signals import run_cancellable
-    from runner.plan.model import plain_fields
 
     does = {"branch": _branch, "apply": _apply, "push": _push, "export": _export}[args.what]
     value, text = run_cancellable(partial(does, stored, args, settings))
     if args.output == "json":
-        out.json({"run": stored.record.id, "status": stored.record.status.value, **plain_fields(value)})
+        out.json({"run": stored.record.id, "status": stored.record.status.value, **plain(value)})
         return
     out.line(sanitize(text, 1000))
     if stored.record.exit_code:

@@ -80,7 +80,7 @@ def _moment(text: str, now: int) -> int:
 def _plain(listed: RunSummary) -> dict[str, object]:
     from datetime import UTC, datetime
 
-    from runner.plan.model import plain_fields
+    from runner.core.codec import plain
 
     def moment(microseconds: int | None) -> str | None:
         if microseconds is None:
@@ -91,7 +91,7 @@ def _plain(listed: RunSummary) -> dict[str, object]:
     seconds = None if row.ended is None else (row.ended - row.created) / 1e6
     times = {"created": moment(row.created), "ended": moment(row.ended), "seconds": seconds}
     why = {"reason": listed.reason, "message": listed.message or None, "cost_usd": listed.cost_usd}
-    return {**plain_fields(row), **times, **why}
+    return {**plain(row), **times, **why}
 
 
 def _print(listing: RunList, now: int, out: Output) -> None:

@@ -50,11 +50,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     from functools import partial
 
+    from runner.core.codec import plain
     from runner.core.settings import current
     from runner.ops.host.health import examine
     from runner.ops.host.keys import spend
     from runner.ops.signals import run_cancellable
-    from runner.plan.model import plain
 
     settings = current()
     if args.image is not None and args.probe is None:
@@ -85,9 +85,9 @@ def main(args: Namespace, out: Output) -> int:
 def _probe(args: Namespace, settings: Settings, out: Output) -> int:
     import trio
 
+    from runner.core.codec import plain
     from runner.ops.host.probe import examine_all
     from runner.ops.planning.facts import provider_names
-    from runner.plan.model import plain
 
     examined = trio.run(examine_all, settings, [args.probe] if args.probe else provider_names(), args.image)
     if args.output == "json":
@@ -101,7 +101,7 @@ def _probe(args: Namespace, settings: Settings, out: Output) -> int:
 
 
 def _examined(one: ProbedProvider) -> Iterator[str]:
-    yield f"{one.provider}, isolation {one.isolation.word}"
+    yield f"{one.provider}, isolation {one.isolation.value}"
     if one.skipped is not None:
         yield f"    not probed: {one.skipped}"
     if one.hint is not None:
@@ -147,7 +147,7 @@ def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
     """Describe a provider: what other hosts could do better, and apart from it what is so by design."""
     mark = "✓" if probe.available else "✗" if needed else "-"
     versions = " ".join(f"{name} {version}" for name, version in sorted(probe.versions.items()))
-    yield f"{mark} {probe.provider:<10} isolation {probe.isolation.word:<10} {versions}".rstrip()
+    yield f"{mark} {probe.provider:<10} isolation {probe.isolation.value:<10} {versions}".rstrip()
     if probe.reason:
         yield f"    {probe.reason}"
     if probe.hint:

@@ -29,18 +29,18 @@ def main(args: Namespace, out: Output) -> int:
 
     import trio
 
+    from runner.core.codec import plain
     from runner.core.errors import ClockJumped, StoreDamaged
     from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.runs.gc import collect
-    from runner.plan.model import plain_fields
     from runner.store.sqlite import REBUILD_HINT
 
     collection = trio.run(partial(collect, current(), dry_run=args.dry_run))
     if args.output == "json":
         out.json(
             {
-                **plain_fields(collection),
+                **plain(collection),
                 "count": collection.count,
                 "bytes": collection.bytes,
                 "clean": collection.clean,

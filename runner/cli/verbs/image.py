@@ -66,13 +66,13 @@ def _build(args: Namespace, settings: Settings, out: Output) -> int:
 
 
 def _check(args: Namespace, settings: Settings, out: Output) -> int:
+    from runner.core.codec import plain
     from runner.ops.host.image import check
     from runner.ops.signals import run_cancellable
-    from runner.plan.model import plain_fields
 
     checked = run_cancellable(lambda: check(settings, args.image))
     if args.output == "json":
-        out.json({**plain_fields(checked), "is_right": checked.is_right})
+        out.json({**plain(checked), "is_right": checked.is_right})
     else:
         _print(args.image, checked, out)
     return 0 if checked.is_right else 4

@@ -55,7 +55,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _show(states: list[LeaseState], form: str, out: Output) -> None:
-    from runner.plan.model import plain
+    from runner.core.codec import plain
 
     if form == "json":
         out.json(plain(states))
@@ -66,8 +66,8 @@ def _show(states: list[LeaseState], form: str, out: Output) -> None:
 
 
 def _show_one(args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.core.codec import plain
     from runner.ops.workspaces.leases import lease_of
-    from runner.plan.model import plain_fields
 
     async def look(env: WorkspaceEnv) -> tuple[str, LeaseState | None]:
         row = await env.store.workspace(args.workspace)
@@ -75,7 +75,7 @@ def _show_one(args: Namespace, settings: Settings, out: Output) -> None:
 
     id, state = run_with_env(settings, out, look)
     if args.output == "json":
-        out.json(None if state is None else plain_fields(state))
+        out.json(None if state is None else plain(state))
         return
     if state is None:
         line(out, f"workspace {id} is free")

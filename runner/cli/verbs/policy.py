@@ -6,6 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from runner.cli.output import Output
 from runner.cli.requests import FOLDER, nearest_manifests
 from runner.core.plural import plural
@@ -68,7 +70,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _show_rulings(rulings: Sequence[PathVerdict], form: str, out: Output) -> None:
-    from runner.plan.model import plain
+    from runner.core.codec import plain
 
     if form == "json":
         out.json(plain(rulings))
@@ -80,7 +82,7 @@ def _show_rulings(rulings: Sequence[PathVerdict], form: str, out: Output) -> Non
 
 
 def _show_explained(explained: PathExplanation, form: str, out: Output) -> None:
-    from runner.plan.model import plain
+    from runner.core.codec import plain
 
     if form == "json":
         out.json(plain(explained))
@@ -99,7 +101,7 @@ def _show_scan(found: ScanResult, layers: Sequence[PolicyLayer], form: str, out:
     from runner.ops.planning.policy import origin_of
 
     if form == "json":
-        violations = [{**vars(violation), "origin": origin_of(violation, layers)} for violation in found.violations]
+        violations = [{**asdict(violation), "origin": origin_of(violation, layers)} for violation in found.violations]
         counts = {"files": found.files, "bytes": found.bytes, "truncated": found.truncated}
         out.json({**counts, "violations": violations})
         return

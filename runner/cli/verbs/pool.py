@@ -79,9 +79,9 @@ def _warm(args: Namespace, settings: Settings, out: Output) -> None:
 
 def _print(found: PoolStatus, form: str, out: Output) -> None:
     if form == "json":
-        from runner.plan.model import plain_fields
+        from runner.core.codec import plain
 
-        out.json(plain_fields(found))
+        out.json(plain(found))
         return
     line(out, "kept warm" if found.kept else "no process keeps the pools now: start one with `runner pool warm`")
     for pool in found.pools:

@@ -36,9 +36,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
+    from runner.core.codec import plain
     from runner.core.settings import current
     from runner.ops.workspaces import project
-    from runner.plan.model import plain
 
     settings = current()
     match args.what:

@@ -31,16 +31,16 @@ def main(args: Namespace, out: Output) -> int:
 
     import trio
 
+    from runner.core.codec import plain
     from runner.core.errors import StoreDamaged
     from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.runs.recover import recover_store
-    from runner.plan.model import plain_fields
     from runner.store.sqlite import REBUILD_HINT
 
     recovery = trio.run(partial(recover_store, current(), args.run, dry_run=args.dry_run))
     if args.output == "json":
-        out.json({**plain_fields(recovery), "clean": recovery.clean})
+        out.json({**plain(recovery), "clean": recovery.clean})
     else:
         for line in _lines(recovery):
             out.line(sanitize(line, 1_000))

@@ -28,14 +28,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
+    from runner.core.codec import plain
     from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.host.rebuild_store import rebuild_store
-    from runner.plan.model import plain_fields
 
     rebuilt = trio.run(rebuild_store, current())
     if args.output == "json":
-        out.json(plain_fields(rebuilt))
+        out.json(plain(rebuilt))
     else:
         for line in _lines(rebuilt):
             out.line(sanitize(line, 1_000))

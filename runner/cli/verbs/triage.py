@@ -131,10 +131,10 @@ def main(args: Namespace, out: Output) -> int:
 def _check(triage: TriageRequest, settings: Settings, out: Output) -> int:
     import trio
 
+    from runner.core.codec import plain
     from runner.core.sanitize import sanitize
     from runner.ops.runs.secret_values import make_redactor
     from runner.ops.triage.preflight import preflight
-    from runner.plan.model import plain
 
     out.clean = make_redactor(settings).text
     found = trio.run(preflight, triage, settings)

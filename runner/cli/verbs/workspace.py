@@ -171,13 +171,13 @@ def _change(args: Namespace, settings: Settings, out: Output) -> None:
 
 
 def _remove(args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.core.codec import plain
     from runner.ops.workspaces import workspaces
-    from runner.plan.model import plain_fields
 
     does = workspaces.destroy if args.what == "destroy" else workspaces.delete
     removed: RemovedWorkspace = run_with_env(settings, out, lambda env: does(env, args.id, discard=args.discard))
     if args.output == "json":
-        out.json(plain_fields(removed))
+        out.json(plain(removed))
         return
     for told in _told(removed):
         line(out, told)
@@ -215,16 +215,16 @@ def _print(row: WorkspaceRow, form: str, settings: Settings, out: Output) -> Non
 
 
 def _plain(row: WorkspaceRow, settings: Settings) -> dict[str, Any]:
+    from runner.core.codec import plain
     from runner.ops.workspaces.workspaces import tree_of
-    from runner.plan.model import plain_fields
 
-    return {**plain_fields(row), "tree": str(tree_of(settings, row)), "adopted": row.path is not None}
+    return {**plain(row), "tree": str(tree_of(settings, row)), "adopted": row.path is not None}
 
 
 def _plain_leased(row: WorkspaceRow, lease: LeaseState | None, settings: Settings) -> dict[str, Any]:
-    from runner.plan.model import plain_fields
+    from runner.core.codec import plain
 
-    return {**_plain(row, settings), "lease": None if lease is None else plain_fields(lease)}
+    return {**_plain(row, settings), "lease": None if lease is None else plain(lease)}
 
 
 def _from(row: WorkspaceRow) -> str:

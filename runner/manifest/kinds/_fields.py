@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
+from msgspec import Struct
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 from runner.core.ids import IMAGE, is_image
@@ -17,8 +17,7 @@ from runner.core.sanitize import excerpt
 from runner.core.settings import parse_cpus, parse_disk, parse_duration, parse_memory, parse_size
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """A broken rule. ``keys`` lead from the model to the field; empty means the model as a whole."""
 
     keys: tuple[str | int, ...]

@@ -14,11 +14,12 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import ContextNotWritten, ImageBuildFailed, ImageMissing, ProviderFailed, UsageError
 from runner.core.ids import IMAGE_HINT, is_image

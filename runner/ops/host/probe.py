@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import PlatformError, RunnerError, UsageError
 from runner.core.ids import IMAGE_HINT, is_image
@@ -38,8 +39,7 @@ class EscapeResult(StrEnum):
     UNTRIED = "untried"
 
 
-@dataclass(frozen=True)
-class EscapeAttempt:
+class EscapeAttempt(Struct, frozen=True):
     """Result of one probe: ``told`` says what it could do, or why it was not tried; ``reason`` why a gap is
     declared.
     """
@@ -51,8 +51,7 @@ class EscapeAttempt:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class ProbedProvider:
+class ProbedProvider(Struct, frozen=True):
     """A provider with its results, or the reason why it was skipped."""
 
     provider: str

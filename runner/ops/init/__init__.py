@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.errors import FileExists, FileNotWritten, PlatformError, UnknownCommit, UsageError
 from runner.core.settings import Settings
@@ -35,8 +36,7 @@ _HOOKS = r"""repos:
 """
 
 
-@dataclass(frozen=True)
-class InitResult:
+class InitResult(Struct, frozen=True):
     """The files written, the way to run the tests that was ``taken``, and all that were ``tried``.
 
     ``untried`` says why none was. ``left`` are texts for a person to add to files that exist.

@@ -11,8 +11,9 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.errors import RunnerError
 from runner.git import source
@@ -29,8 +30,7 @@ _REQUIREMENTS = (
 _PYTEST = ("pytest.ini", "conftest.py", "tests/conftest.py", "test/conftest.py")
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(Struct, frozen=True):
     """A way to run the tests: ``setup`` commands, ``command``, and the programs that run both.
 
     ``language`` owns the dependencies, and is empty for a command that a person gave.
@@ -47,8 +47,7 @@ class Way:
         return self.command if isinstance(self.command, str) else " ".join(self.command)
 
 
-@dataclass(frozen=True)
-class Survey:
+class Survey(Struct, frozen=True):
     """Result of a survey: ``ways`` to run the tests, likeliest first, ``dependencies`` and ``languages``."""
 
     top: Path

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import InputError, PlatformError, ProviderUnavailable
 from runner.core.model import Checkout, Exit, Handle, Mount
@@ -48,8 +49,7 @@ _ABSENT = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """One way that was tried: how it ended, how long that took, and what it printed last.
 
     Without an ``exit`` it was stopped after ``EACH`` seconds, or never started: then ``why`` says what is missing.
@@ -77,8 +77,7 @@ class Trial:
         return self.exit is None and not self.why
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(Struct, frozen=True):
     provider: Provider
     handle: Handle
     checkout: Path

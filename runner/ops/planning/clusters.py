@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import ClusterAway, ClusterDenied, ClusterUnreachable, CredentialFailed, Rejected, RunnerError
 from runner.core.nurseries import stoppable

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 import runner.providers
 from runner.core import plugins
@@ -136,14 +138,13 @@ async def _probe_all(
     return found
 
 
-@dataclass
-class _Beside:
+class _Beside(Struct):
     """Files that manifests name, by run and kind; ``missing`` gets the reason for those that cannot be read."""
 
     missing: dict[str, RunnerError]
-    files: dict[str, dict[str, ContextFile]] = field(default_factory=dict)
-    incidents: dict[str, dict[str, object]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    files: dict[str, dict[str, ContextFile]] = {}
+    incidents: dict[str, dict[str, object]] = {}
+    left_out: dict[str, str] = {}
     bytes: int = BYTES
 
     def _count(self, incident: Mapping[str, ContextFile]) -> None:
@@ -284,7 +285,7 @@ def require_not_weaker(found: Probe, pinned: Facts | None) -> Probe:
         raise StalePlan(f"`{found.provider}` is no longer available: {found.reason}", hint=found.hint)
     lost = [feature.value for feature in found.missing if planned.enforces(feature)]
     if found.isolation < planned.isolation:
-        lost.append(f"isolation {planned.isolation.word}")
+        lost.append(f"isolation {planned.isolation.value}")
     if lost:
         raise StalePlan(f"`{found.provider}` has lost what the plan counts on: {', '.join(lost)}", hint="plan again")
     return planned

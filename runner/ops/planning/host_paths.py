@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from runner.core.errors import BadValue, ToolchainMissing
 from runner.core.model import Checkout, Mount

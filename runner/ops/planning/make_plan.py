@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.compiler import compile_plan
 from runner.core.errors import Rejected, RunnerError, distinct
@@ -29,8 +31,7 @@ from runner.spec.select import Selected, select
 from runner.spec.select import only as only_run
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """Choices beside the manifests: one run only, fields of the task, no look outside, manifests of a fork.
 
     ``seconds`` is the time limit of each run and its agent instead of their own. ``max_cost`` is what all runs together
@@ -39,7 +40,7 @@ class Request:
     """
 
     only: str | None = None
-    task: Mapping[str, object] = field(default_factory=dict)
+    task: Mapping[str, object] = {}
     offline: bool = False
     untrusted: bool = False
     seconds: float | None = None
@@ -49,8 +50,7 @@ class Request:
     run_cost: float | None = None
 
 
-@dataclass(frozen=True)
-class PlanResult:
+class PlanResult(Struct, frozen=True):
     """A plan with what it was made from, ``documents`` by kind and name.
 
     ``warnings`` stop nothing; ``missing`` is what this host lacks to execute it. ``checkouts`` are what the runs ask
@@ -65,8 +65,8 @@ class PlanResult:
     request: Request
     documents: Mapping[str, Document]
     inputs: Mapping[str, object]
-    checkouts: Mapping[str, Checkout] = field(default_factory=dict)
-    secrets: Mapping[str, Sequence[SecretSpec]] = field(default_factory=dict)
+    checkouts: Mapping[str, Checkout] = {}
+    secrets: Mapping[str, Sequence[SecretSpec]] = {}
     probed: float = -math.inf
     missing: tuple[RunnerError, ...] = ()
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from runner.core.codec import plain
 from runner.core.errors import BadPlanFile, WorkMissing
 from runner.events.record import RunRecord
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult, Request
 from runner.ops.planning.saved_plan import commit_of, probe_of, read_document, request_of
 from runner.plan.keys import Keys, parts
-from runner.plan.model import Json, RunPlan, Step, plain
+from runner.plan.model import Json, RunPlan, Step
 from runner.ports.provider import Probe
 from runner.spec.model import CommitFact, Facts
 
 ANEW = "start it anew: runner apply"
 
 
-@dataclass(frozen=True)
-class PlanInputs:
+class PlanInputs(Struct, frozen=True):
     """Inputs of one run's plan; ``checkout`` is as requested, in plain JSON, and ``commit`` as resolved."""
 
     manifests: Path
@@ -114,7 +116,7 @@ def _versions(plan: RunPlan, facts: Facts) -> dict[str, object]:
     found: dict[str, object] = {"providers": ", then ".join(plan.providers)}
     for name in plan.providers:
         probe = facts.probes[name]
-        found[f"isolation of {name}"] = probe.isolation.word if probe.available else "not available"
+        found[f"isolation of {name}"] = probe.isolation.value if probe.available else "not available"
         programs = {program: version for program, version in probe.versions.items() if program != "kernel"}
         found |= {f"{program} of {name}": version for program, version in programs.items()}
     return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import Rejected, RunnerError, UnknownCommit, UnknownReference, UsageError, nearest
 from runner.core.model import Checkout, Violation

@@ -11,6 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from runner.core.codec import plain
 from runner.core.errors import BadPlanFile, OpenPlan, Place, StalePlan
 from runner.core.model import Feature, IsolationClass
 from runner.core.sanitize import excerpt
@@ -18,7 +19,7 @@ from runner.core.settings import Settings
 from runner.ops.planning.files import read_file, texts_of
 from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.plan.diff import differences
-from runner.plan.model import FORMAT, Json, plain
+from runner.plan.model import FORMAT, Json
 from runner.ports.provider import Probe
 from runner.spec.model import CommitFact, Facts
 
@@ -170,7 +171,7 @@ def request_of(
 
 
 def probe_of(fact: dict[str, Any]) -> Probe:
-    isolation = IsolationClass[fact["isolation"].upper()]
+    isolation = IsolationClass(fact["isolation"])
     missing = {Feature(name): reason for name, reason in fact["missing"].items()}
     return Probe(**{**fact, "isolation": isolation, "missing": missing})
 

@@ -12,10 +12,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from runner.policy.toolchains import check_toolchain
 
@@ -29,13 +29,12 @@ _SHIM = re.compile(rb'^\s*exec\s+"?([^"\s]+)"?\s+exec\s', re.MULTILINE)  # pyenv
 _MULTICALL = ("rustup", "mise", "volta")  # one program under many names, or links to its shim
 
 
-@dataclass(frozen=True)
-class Toolchain:
+class Toolchain(Struct, frozen=True):
     """A program with the ``directories`` outside of the system that it needs, and variables for its commands."""
 
     program: str
     directories: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
 
 
 async def find_toolchain(

@@ -7,8 +7,9 @@ not judged, while all others are selected and resolved.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from runner.core.errors import (
     BadEncoding,

@@ -14,17 +14,16 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import trio
 
+from runner.core.codec import plain
 from runner.core.model import Handle, Limits, PoolMissReason, SlotKey
 from runner.engine.pool import Keeper
 from runner.lifecycle.pool import read_key
-from runner.plan.model import plain
 from runner.ports.provider import Provider, SandboxHandoff, WarmSlots, WorkspaceRequest
 
 PLACE = "pool"  # of the socket, and of the keeper's lock, below RUNNER_HOME
@@ -79,7 +78,7 @@ def _read_request(packet: bytes, nonce: str) -> tuple[SlotKey, WorkspaceRequest]
 
 
 async def _deliver(connection: trio.socket.SocketType, handle: Handle, handoff: SandboxHandoff) -> bool:
-    packet = json.dumps({"handle": plain(asdict(handle)), "state": dict(handoff.state)}).encode()
+    packet = json.dumps({"handle": plain(handle), "state": dict(handoff.state)}).encode()
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", handoff.descriptors))] if handoff.descriptors else []
     try:
         await connection.sendmsg([packet], rights)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_files import read_account, write_comparisons

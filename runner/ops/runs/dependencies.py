@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 
+from msgspec.structs import asdict
+
 from runner.agents import read_command
 from runner.core.errors import RunnerError
 from runner.core.model import Fence
@@ -45,7 +47,7 @@ def dependencies_of(
 
     redact = make_redactor(settings) if redactor is None else redactor
     return RunDependencies(
-        **vars(outside or outside_of(settings, redact=redact)),
+        **asdict(outside or outside_of(settings, redact=redact)),
         provider=lambda name: open_provider(name, settings),
         git=open_git(settings),
         sub_runner=sub_runner,

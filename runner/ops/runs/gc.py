@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.errors import RunnerError
@@ -51,8 +51,7 @@ class GcVerdict(StrEnum):
         return self in (GcVerdict.STALE, GcVerdict.OVER_LIMIT)
 
 
-@dataclass(frozen=True)
-class StoredItem:
+class StoredItem(Struct, frozen=True):
     """A file or directory of the runner below ``RUNNER_HOME``, and its ``run`` if that is known."""
 
     kind: str
@@ -64,8 +63,7 @@ class StoredItem:
     left: str | None = None  # why it could not be removed
 
 
-@dataclass(frozen=True)
-class Collection:
+class Collection(Struct, frozen=True):
     """Result of a collection: ``found`` has everything stale, temporary or of impossible age, ``reaped`` the expired
     workspaces.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import StoreDamaged, UnknownRun, nearest
@@ -19,8 +21,7 @@ from runner.report.run_files import used
 from runner.store.sqlite import Reader
 
 
-@dataclass(frozen=True)
-class StoredRun:
+class StoredRun(Struct, frozen=True):
     """A run's record, and the directory with its files."""
 
     record: RunRecord
@@ -32,8 +33,7 @@ STATES = (*(status.value for status in Status if status is not Status.PENDING), 
 _DEADLINE = 124  # the exit code of such a run
 
 
-@dataclass(frozen=True)
-class RunFilter:
+class RunFilter(Struct, frozen=True):
     """Filter of a run list; fields that are ``None`` match every run.
 
     ``within`` is a directory that contains the manifests, and ``since`` microseconds since the epoch. ``name`` may
@@ -55,8 +55,7 @@ class RunFilter:
         )
 
 
-@dataclass(frozen=True)
-class RunSummary:
+class RunSummary(Struct, frozen=True):
     """A row of a run list; ``reason`` and ``message`` say why the run did not succeed.
 
     ``cost_usd`` is ``None`` without a model, and when a price is unknown.
@@ -69,8 +68,7 @@ class RunSummary:
     cost_usd: float | None = None
 
 
-@dataclass(frozen=True)
-class RunList:
+class RunList(Struct, frozen=True):
     """Matching runs, newest first; ``more`` counts those beyond the limit, ``elsewhere`` those of other directories."""
 
     runs: Sequence[RunSummary]

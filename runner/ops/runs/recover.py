@@ -9,10 +9,11 @@ import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.artifacts.history import was_started
 from runner.artifacts.layout import is_finished, write_copies
@@ -41,8 +42,7 @@ from runner.sandbox import mounts, processes
 from runner.store.sqlite import REBUILD_HINT
 
 
-@dataclass(frozen=True)
-class Recovery:
+class Recovery(Struct, frozen=True):
     """Result of a recovery, or with ``dry_run`` its forecast; ``strays`` are directories of runs that never started.
 
     ``workspaces`` were held outside of runs, or kept warm, by a process that died. ``unknown`` is what the store does

@@ -11,13 +11,15 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_lock import try_lock
+from runner.core.codec import plain
 from runner.core.errors import NotResumable, RunnerError, RunOver, RunUnfinished, WorkMissing, nearest
 from runner.core.ids import run_id
 from runner.core.model import Reason, Status
@@ -41,7 +43,7 @@ from runner.ops.runs.previous_attempt import load_previous_attempt
 from runner.ops.runs.secret_values import resolve_secrets
 from runner.ops.signals import stop_at_signals
 from runner.plan.keys import digests
-from runner.plan.model import Json, RunPlan, Step, plain
+from runner.plan.model import Json, RunPlan, Step
 from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.report.format import duration
@@ -51,8 +53,7 @@ from runner.spec.model import Facts
 from runner.steps.agent.plan import AgentBody
 
 
-@dataclass(frozen=True)
-class ResumePlan:
+class ResumePlan(Struct, frozen=True):
     """Plan of a resumed run: each step of its work with the reason why it is reused or not; ``notes`` change
     nothing.
     """
@@ -259,8 +260,7 @@ def _lacking(record: RunRecord) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Continued:
+class _Continued(Struct, frozen=True):
     """The run to continue; ``earlier`` and its inputs ``before`` are of the run whose work is reused."""
 
     record: RunRecord

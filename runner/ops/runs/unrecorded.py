@@ -6,8 +6,10 @@ Being unknown is no reason to remove anything; ``runner store rebuild`` adds it 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.artifacts.history import FILE, last_seq, was_started
 from runner.artifacts.run_lock import is_locked
@@ -18,8 +20,7 @@ from runner.sandbox.directories import WorkspaceTraces, find_workspace_traces
 from runner.store.sqlite import Reader
 
 
-@dataclass(frozen=True)
-class Unrecorded:
+class Unrecorded(Struct, frozen=True):
     """A run, or a workspace outside of runs, that the store lacks.
 
     ``directory`` has its events. Without one only ``there`` is left on this host: directories, volumes, mounts, loop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import trio
+from msgspec.structs import replace
 
 import runner.agents
 from runner.cluster.clusters import Clusters
@@ -181,7 +182,7 @@ async def _place(triage: TriageRequest, settings: Settings) -> list[PreflightChe
     probe = await provider.probe()
     if not probe.available:
         return [PreflightCheck("provider", False, f"{name}: {probe.reason}", probe.hint)]
-    found = [PreflightCheck("provider", True, f"{name}, isolation {probe.isolation.word}")]
+    found = [PreflightCheck("provider", True, f"{name}, isolation {probe.isolation.value}")]
     if triage.image is not None and isinstance(provider, Images):
         try:
             image = await provider.image(triage.image)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.core.settings import Confidential
 from runner.triage.sections import HEADINGS
 
 NAME = "triage"
@@ -32,8 +32,7 @@ Say what you did not check.
 PROMPT = "Find out what is wrong, why, and since when."
 
 
-@dataclass(frozen=True)
-class TriageRequest:
+class TriageRequest(Confidential, frozen=True):
     """Choices of the person who starts a triage, with ``prompt`` as it was typed.
 
     ``kubeconfig`` is a path, or several as kubectl takes them, all absolute. Without one only files are looked at, and
@@ -67,5 +66,5 @@ class TriageRequest:
     output_file: str | None = None
     verbose: bool = False
     form: str = "text"
-    new_incident: Mapping[str, Any] | None = field(default=None, repr=False)
-    given_as: Mapping[str, str] = field(default_factory=dict, repr=False)
+    new_incident: Mapping[str, Any] | None = None
+    given_as: Mapping[str, str] = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from runner.core.errors import BadDirectory, ProviderUnavailable, UnknownPlugin, UsageError, nearest
 from runner.core.ids import IMAGE_HINT, is_image
@@ -21,8 +23,7 @@ from runner.ports.store import WorkspaceRow
 from runner.steps.provision.run import enforceable
 
 
-@dataclass(frozen=True)
-class ChosenProvider:
+class ChosenProvider(Struct, frozen=True):
     """A provider, its probe here, and the id of the image to use, if any."""
 
     provider: Provider

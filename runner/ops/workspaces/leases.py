@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
@@ -32,8 +32,7 @@ from runner.ports.store import WorkspaceRow
 COMMAND = "exec"  # what the holder of a lease does who can be asked to end
 
 
-@dataclass(frozen=True)
-class LeaseState:
+class LeaseState(Struct, frozen=True):
     """A lease in a listing; ``state`` is ``live``, ``expired``, or ``dead`` when its holder is."""
 
     id: str

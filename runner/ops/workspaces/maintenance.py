@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import LeaseError, RunnerError, WorkspaceExpired
@@ -32,8 +33,7 @@ S = WorkspaceStatus
 REAPING = 1.0  # seconds
 
 
-@dataclass(frozen=True)
-class ReapedWorkspace:
+class ReapedWorkspace(Struct, frozen=True):
     """An expired workspace that was removed, or would be; ``saved`` is where its work is kept, ``left`` why it
     stays.
     """
@@ -47,8 +47,7 @@ class ReapedWorkspace:
     in_use: bool = False
 
 
-@dataclass(frozen=True)
-class CompletedChange:
+class CompletedChange(Struct, frozen=True):
     """An interrupted change of a workspace that was completed, or would be; ``left`` says why it was not."""
 
     workspace: str

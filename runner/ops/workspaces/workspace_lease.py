@@ -13,11 +13,11 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import trio
+from msgspec import Struct
 
 from runner.artifacts.history import FILE, add_events, event_line
 from runner.artifacts.layout import write
@@ -42,8 +42,7 @@ MARGIN = STOP_GRACE + 2 * KILL_GRACE  # seconds before a lease ends in which wha
 _PAUSE = 0.1
 
 
-@dataclass(frozen=True)
-class WorkspaceEnv:
+class WorkspaceEnv(Struct, frozen=True):
     """Settings, store and adapters of workspace commands; ``advise`` is told what a person should know."""
 
     settings: Settings

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 from uuid import UUID
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import (
     BadSource,
@@ -64,8 +65,7 @@ _CONTENT_RULES = ("forbidden:", "max-file-size")
 S = WorkspaceStatus
 
 
-@dataclass(frozen=True)
-class WorkspaceOptions:
+class WorkspaceOptions(Struct, frozen=True):
     """Options of a new workspace: from the directory ``path`` in place, from a repository's ``url``, or empty.
 
     ``image`` is the system that its commands see, on providers that have images.
@@ -80,8 +80,7 @@ class WorkspaceOptions:
     image: str | None = None
 
 
-@dataclass(frozen=True)
-class RemovedWorkspace:
+class RemovedWorkspace(Struct, frozen=True):
     """A removed workspace: ``receipt`` says what was kept in ``saved``. An adopted ``tree`` stays."""
 
     workspace: str
@@ -94,8 +93,7 @@ class RemovedWorkspace:
 # --- looking ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WorkspaceSummary:
+class WorkspaceSummary(Struct, frozen=True):
     """A workspace in a listing, with its lease if anybody, alive or dead, holds it."""
 
     row: WorkspaceRow
@@ -421,8 +419,7 @@ async def _end(held: HeldWorkspace, reason: str) -> None:
     await finish_destroy(held, discard=True, reason=reason)
 
 
-@dataclass(frozen=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """Work that exists only in a workspace: a snapshot of it, and what cannot be in one, with the reason."""
 
     snapshot: Snapshot

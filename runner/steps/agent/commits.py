@@ -7,11 +7,11 @@ with the commits is said in the record and never decides about the run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import HostileTree, PlatformError, PolicyError, RemoteOverLimit, first_leaf
 from runner.core.model import Violation

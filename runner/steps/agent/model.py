@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import KeyInside
 from runner.core.model import Outcome, Reason, failed
@@ -47,8 +48,7 @@ def _has_key(model: ModelSpec, deps: AgentDependencies) -> bool:
     return model.key_inside and deps.gateway.rehearsal is None
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(Struct, frozen=True):
     """The connection of an agent to its model, and the gateway's session unless the agent has the key."""
 
     agent: ModelAgent

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.core.model import Feature
 from runner.plan.model import Step
@@ -14,8 +15,7 @@ from runner.spec.model import CliVersion, ClusterSpec, Facts, ModelSpec, RunSpec
 NEEDS = (("preload", "setup", "clone", "provision"),)
 
 
-@dataclass(frozen=True)
-class AgentBody:
+class AgentBody(Struct, frozen=True):
     """Templates are filled when the step starts. ``must`` is compared with what is read back from inside.
 
     ``incident`` is the directory for the prompt and the log, ``member`` as in ``RunSpec``. ``cli`` describes the

@@ -7,11 +7,12 @@ import stat
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import IsolationMismatch
 from runner.core.model import CommandStatus, Exit, Feature, Isolation, IsolationClass, Limits, Outcome
@@ -66,8 +67,7 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
     return await trio.to_thread.run_sync(_name_closed, outcome, agent, body, seen.uid)
 
 
-@dataclass(frozen=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """The inputs that an agent's commands share."""
 
     body: AgentBody
@@ -188,7 +188,7 @@ def _mismatch(body: AgentBody, run: RunContext, seen: Isolation) -> list[str]:
     assert run.handle is not None
     wrong: list[str] = []
     if seen.isolation < run.probe.isolation:
-        wrong.append(f"isolation is {seen.isolation.word}, not {run.probe.isolation.word}")
+        wrong.append(f"isolation is {seen.isolation.value}, not {run.probe.isolation.value}")
     if run.probe.enforces(Feature.NETWORK_NONE) and seen.interfaces not in ((), ("lo",)):
         wrong.append(f"network interfaces {', '.join(seen.interfaces or ('of the host',))}")
     if not _same(run.handle.limits, seen.limits):

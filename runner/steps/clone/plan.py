@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.plan.model import Step
 from runner.runtime.mount_plan import agents_file
@@ -12,8 +13,7 @@ from runner.spec.model import AGENTS_FILE, ContextFile, Facts, PolicySpec, RunSp
 NEEDS = (("provision",),)
 
 
-@dataclass(frozen=True)
-class CloneBody:
+class CloneBody(Struct, frozen=True):
     """Either ``path`` or ``url``; ``commit`` is ``None`` only in an open plan.
 
     ``within`` is what a path may not lead out of.

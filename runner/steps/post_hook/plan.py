@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
@@ -13,8 +14,7 @@ from runner.steps.setup.plan import command_words
 NEEDS = (("agent",),)
 
 
-@dataclass(frozen=True)
-class PostHookBody:
+class PostHookBody(Struct, frozen=True):
     """``env`` is the agent's: templates, filled when the step starts."""
 
     env: Mapping[str, str]

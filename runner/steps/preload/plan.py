@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
@@ -14,8 +14,7 @@ from runner.triage.baseline import SECONDS
 NEEDS = (("setup", "clone", "provision"),)
 
 
-@dataclass(frozen=True)
-class PreloadBody:
+class PreloadBody(Struct, frozen=True):
     """``files`` maps parts to files of the incident. The other parts come out of ``cluster``, if there is one."""
 
     parts: tuple[str, ...]

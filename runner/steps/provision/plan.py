@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from runner.core.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
 from runner.plan.model import Step
@@ -14,8 +14,7 @@ NEEDS = (("lease",),)
 ANEW = True
 
 
-@dataclass(frozen=True)
-class ProvisionBody:
+class ProvisionBody(Struct, frozen=True):
     """``must`` are the features without which a provider of the chain is refused when it is opened.
 
     ``agents_file`` is for the project's directory when that is ``shared``, else for the tree. ``image`` is an id.

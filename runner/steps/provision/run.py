@@ -45,7 +45,7 @@ async def perform(body: ProvisionBody, run: RunContext) -> Outcome:
             if body.unprotected:
                 message = f"project `{body.project}` is not isolated, so {', '.join(body.unprotected)} can be written"
                 await run.emit(ev.WarningIssued(ProtectedIgnored.code, message))
-            return succeeded(f"{name}, isolation {probe.isolation.word}{_warmth(run)}")
+            return succeeded(f"{name}, isolation {probe.isolation.value}{_warmth(run)}")
         await _refuse(run, name, reason)
     refused = "; ".join(f"`{name}`: {reason}" for name, reason in run.rejected_providers.items())
     raise ProviderUnavailable(f"no provider could make the workspace: {refused}", hint="see `runner doctor`")
@@ -91,7 +91,7 @@ async def _refuse(run: RunContext, name: str, reason: str) -> None:
 
 def _unfit(body: ProvisionBody, probe: Probe) -> str | None:
     if probe.isolation < body.isolation:
-        return f"isolation {probe.isolation.word} is below {body.isolation.word}"
+        return f"isolation {probe.isolation.value} is below {body.isolation.value}"
     lacking = [feature.value for feature in body.must if not (probe.enforces(feature) or feature in probe.watched)]
     return f"cannot enforce {', '.join(lacking)}" if lacking else None
 

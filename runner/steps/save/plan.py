@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from runner.plan.model import Step
 from runner.spec.model import Facts, PolicySpec, RunSpec
@@ -11,8 +12,7 @@ from runner.spec.model import Facts, PolicySpec, RunSpec
 NEEDS: tuple[tuple[str, ...], ...] = ()
 
 
-@dataclass(frozen=True)
-class SaveBody:
+class SaveBody(Struct, frozen=True):
     """The run's output is delivered to the folder ``output`` of ``incident``; ``None`` keeps it in the run.
 
     ``report`` is the one that is verified, of which an earlier one is kept; ``member`` is as in ``RunSpec``.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
 
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import PlatformError
 from runner.core.model import Outcome, Reason, SavedWork, failed, succeeded

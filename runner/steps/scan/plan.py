@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from runner.plan.model import Step
 from runner.spec.model import Facts, PolicySpec, RunSpec
@@ -10,8 +10,7 @@ from runner.spec.model import Facts, PolicySpec, RunSpec
 NEEDS = (("agent",), ("post_hook",), ("session",))
 
 
-@dataclass(frozen=True)
-class ScanBody:
+class ScanBody(Struct, frozen=True):
     policies: tuple[PolicySpec, ...]
 
 

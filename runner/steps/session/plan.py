@@ -5,7 +5,8 @@ fault: with ``debug``, and when the agent failed. It cannot fail the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
@@ -17,8 +18,7 @@ HOOK_SECONDS = 20.0
 _SECONDS = 60.0  # for the hook, for ending it, and for what it names
 
 
-@dataclass(frozen=True)
-class SessionBody:
+class SessionBody(Struct, frozen=True):
     """``env`` is the agent's: templates, filled when the step starts. ``debug`` keeps what went well, too."""
 
     agent: str

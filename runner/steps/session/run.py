@@ -12,11 +12,11 @@ import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, first_leaf
 from runner.core.model import Command, CommandStatus, Exit, Outcome, succeeded
@@ -41,10 +41,9 @@ _ALL = 64 << 20
 _MARKS = {CommandStatus.EXECUTED: "", CommandStatus.DENIED: "  # refused", CommandStatus.UNFINISHED: "  # cut off"}
 
 
-@dataclass
-class _Kept:
-    files: dict[str, bytes] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+class _Kept(Struct):
+    files: dict[str, bytes] = {}
+    warnings: list[str] = []
 
 
 async def perform(body: SessionBody, run: RunContext) -> Outcome:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
@@ -12,8 +13,7 @@ from runner.spec.model import Command, Facts, RunSpec
 NEEDS = (("clone", "provision"),)
 
 
-@dataclass(frozen=True)
-class SetupBody:
+class SetupBody(Struct, frozen=True):
     commands: tuple[Command, ...]
     command_seconds: float
     may_fail: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of
@@ -11,8 +11,7 @@ from runner.spec.model import Facts, PolicySpec, RunSpec
 NEEDS = (("scan",),)
 
 
-@dataclass(frozen=True)
-class SnapshotBody:
+class SnapshotBody(Struct, frozen=True):
     """``commits`` is the shape in which the agent's own are bundled; ``None`` when they cannot start at the base.
 
     With ``wants_change`` it fails when nothing was changed.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from runner.core.errors import BadRef
 from runner.core.ids import BRANCH_HINT, is_branch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from runner.core.plural import plural
 from runner.plan.model import Step
@@ -13,8 +13,7 @@ from runner.steps.setup.plan import command_words
 NEEDS = (("snapshot", "scan"),)
 
 
-@dataclass(frozen=True)
-class VerifyBody:
+class VerifyBody(Struct, frozen=True):
     """``outputs`` are files that later runs will read, so they must be there."""
 
     verify: VerifySpec

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
+from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import CheckoutDiffers, CleanUpIncomplete, RunnerError
 from runner.core.model import Check, CheckKind, Mount, Outcome, Reason, failed, succeeded
@@ -35,9 +36,8 @@ _NAMED = 3  # files that a check names
 MAX_OUTPUT = 1 << 20  # bytes of a file that a later run reads
 
 
-@dataclass
-class Results:
-    checks: list[Check] = field(default_factory=list)
+class Results(Struct):
+    checks: list[Check] = []
     no_evidence: bool = False
 
     def add(self, kind: CheckKind, what: str, ok: bool, found: str = "", size_bytes: int | None = None) -> None:

@@ -11,11 +11,11 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from runner.core.codec import plain
 from runner.core.errors import Rejected
 from runner.core.settings import Settings
 from runner.manifest.load import kinds
 from runner.ops.planning.make_plan import make_plan
-from runner.plan.model import plain
 from tests.support.situations import Project, git
 
 Path_ = tuple[str | int, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from runner.core.settings import Settings
 from runner.ops.planning.make_plan import make_plan

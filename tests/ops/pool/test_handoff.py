@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from runner.core.errors import PoolKept
 from runner.core.model import Handle, Limits, PoolMissReason, SlotKey

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from runner.artifacts.run_lock import try_lock
 from runner.core import errors

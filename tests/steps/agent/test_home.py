@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from runner.ports.agent import AgentSetup
 from runner.ports.provider import Paths
