@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
 from pathlib import Path
 
 import trio
@@ -160,7 +159,9 @@ async def compare(folder: Path, place: list[str], env: Mapping[str, str], stack:
 
     def bare(port: int) -> Cost:
         with tempfile.TemporaryDirectory(dir=folder) as home:
-            paths = replace(Paths(*[str(incident)] * len(fields(Paths))), home=home, skills=str(shipped("skills")))
+            paths = replace(
+                Paths(*[str(incident)] * len(Paths.__struct_fields__)), home=home, skills=str(shipped("skills"))
+            )
             access = ModelAccess("gpt-4.1", KEY, f"http://127.0.0.1:{port}/v1", home=home)
             prepared = goose.agent.set_up(access)
             subprocess.run(furnish(prepared, paths, [SKILL]), check=True)

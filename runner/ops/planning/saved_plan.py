@@ -6,10 +6,11 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
+
+from msgspec import Struct
 
 from runner.core.codec import plain
 from runner.core.errors import BadPlanFile, OpenPlan, Place, StalePlan
@@ -99,8 +100,8 @@ def _host_paths(value: object) -> Iterator[Path]:
         yield value
     elif isinstance(value, Mapping):
         yield from _host_paths(value.values())
-    elif is_dataclass(value):
-        yield from _host_paths([getattr(value, each.name) for each in fields(value)])
+    elif isinstance(value, Struct):
+        yield from _host_paths([getattr(value, name) for name in value.__struct_fields__])
     elif isinstance(value, Iterable) and not isinstance(value, str):
         for inner in value:
             yield from _host_paths(inner)

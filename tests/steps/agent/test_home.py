@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ FILES = {".config/cli/settings.json": "100%s \\n 'it' \"is\" $HOME `x`", ".hints
 def test_files_are_written_as_they_are_for_their_user_only_and_skills_linked(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     home.mkdir()
-    paths = replace(Paths(*["/nowhere"] * len(fields(Paths))), home=str(home), skills="/skills")
+    paths = replace(Paths(*["/nowhere"] * len(Paths.__struct_fields__)), home=str(home), skills="/skills")
     words = furnish(AgentSetup({}, FILES), paths, ["one", "two"])
     for _ in range(2):  # a later agent step of a run finds what an earlier one had
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
@@ -36,7 +35,7 @@ def test_files_are_written_as_they_are_for_their_user_only_and_skills_linked(tmp
 
 def test_a_file_that_can_not_be_written_ends_it(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    paths = replace(Paths(*["/nowhere"] * len(fields(Paths))), home=str(tmp_path))
+    paths = replace(Paths(*["/nowhere"] * len(Paths.__struct_fields__)), home=str(tmp_path))
     words = furnish(AgentSetup({}, {"taken/it": "x", "later": "y"}), paths, ["one"])
 
     assert subprocess.run(words, check=False, stderr=subprocess.DEVNULL).returncode != 0
