@@ -12,12 +12,14 @@ import typing
 from argparse import SUPPRESS, Action, ArgumentParser, _SubParsersAction
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from inspect import cleandoc
 from itertools import compress
 from pathlib import Path
 from typing import Any
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
 
 import runner.cli.verbs
 from runner.cli import main as entry
@@ -421,7 +423,7 @@ def _docstring(cls: type) -> str:
 
 
 def _event_field(field: Any, hint: Any, used: dict[str, type]) -> tuple[str, str, str]:
-    default = "" if field.default is MISSING else json.dumps(field.default, default=str)
+    default = "" if field.default is NODEFAULT else json.dumps(field.default, default=str)
     return code(field.name), _hint(hint, used), code(default)
 
 
@@ -435,17 +437,17 @@ def _hint(hint: Any, used: dict[str, type]) -> str:
         return f"name: {_hint(inner[1], used)}"
     if inner:
         return " or ".join(_hint(arg, used) for arg in inner if arg is not type(None))
-    if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, Enum)):
+    if isinstance(hint, type) and issubclass(hint, Struct | Enum):
         if hint.__name__ not in used:
             used[hint.__name__] = hint
-            for each in fields(hint) if is_dataclass(hint) else ():
+            for each in fields(hint) if issubclass(hint, Struct) else ():
                 _hint(typing.get_type_hints(hint)[each.name], used)
         return f"[{hint.__name__}](#{hint.__name__.lower()})"
     return {"str": "text", "int": "number", "float": "number", "bool": "`true`, `false`"}.get(hint.__name__, "text")
 
 
 def _words(cls: type[Enum]) -> str:
-    return f"One of {', '.join(code(getattr(each, 'word', each.value)) for each in cls)}."
+    return f"One of {', '.join(code(each.value) for each in cls)}."
 
 
 def _record(cls: type, used: dict[str, type]) -> str:
