@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from runner.core.codec import plain
 from runner.core.model import IsolationClass, Limits
-from runner.plan.model import FORMAT, Plan, RunPlan, Step, plain_fields, run_document
+from runner.plan.model import FORMAT, Plan, RunPlan, Step, run_document
 
 
 def step(id: str, seconds: float, *needs: str, **more: Any) -> Step:
@@ -41,7 +42,7 @@ def test_a_run_takes_at_most_its_longest_path_with_each_provider_and_its_deadlin
 
     assert whole.worst_case() == (("a", "b", "d", "e"), seconds)
     known = {"critical_path": ["a", "b", "d", "e"], "worst_seconds": seconds}
-    assert run_document(whole) == {**plain_fields(whole), **known}
+    assert run_document(whole) == {**plain(whole), **known}
 
 
 def members(most: int | None) -> list[RunPlan]:
