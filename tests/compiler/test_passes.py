@@ -88,6 +88,7 @@ def probe(name: str, missing: dict[Feature, str] | None = None, **more: object) 
 
 WEAK = "`process` gives isolation `namespaces`, and `kernel` is asked for = take `process` out of the providers"
 ELSE = "leave the field out, or see `runner doctor` for another provider"
+LIMITED = (Feature.CPU, Feature.MEMORY, Feature.DISK, Feature.PIDS)
 LIMITS = ("1 CPU", "memory 1G", "disk 1G", "16 pids")
 GONE = {"available": False, "reason": "it is gone"}
 
@@ -119,7 +120,7 @@ GONE = {"available": False, "reason": "it is gone"}
         ),
         pytest.param(
             {"resource_limits": {"cpu": 1, "memory": "1G", "disk": "1G", "pids": 16, "enforcement": "best_effort"}},
-            [probe("local", dict.fromkeys(Feature, "no")), probe("process")],
+            [probe("local", dict.fromkeys(LIMITED, "no")), probe("process")],
             [f"warning `local` cannot enforce {limit}: no = None" for limit in LIMITS],
             [f"{limit}: not enforced by local" for limit in LIMITS],
             id="as far as it goes",
