@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from time import gmtime, strftime
 
 from runner.core.ids import is_name, is_object_name
 
@@ -196,7 +196,7 @@ def _moment(value: object) -> str:
     digits = _plain(value)
     if not digits.isascii() or not digits.isdigit() or len(digits) > 14:
         return text(value)
-    return datetime.fromtimestamp(int(digits) / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(int(digits) / 1000))
 
 
 def _plain(value: object) -> str:

@@ -32,8 +32,8 @@ def incident_text(incident: Mapping[str, object]) -> str:
 
 def _resource(value: object, incident: Mapping[str, object]) -> object:
     if isinstance(value, str):
-        kind, slash, name = value.partition("/")
-        named = {"kind": kind, "name": name} if slash and kind.isalpha() and "/" not in name else {"name": value}
+        kind, _, name = value.rpartition("/")
+        named = {"kind": kind, "name": name} if kind.isalpha() else {"name": value}
         namespace = incident.get("namespace")
         return {**named, "namespace": namespace} if isinstance(namespace, str) and namespace else named
     if value is not None and not isinstance(value, dict):

@@ -128,7 +128,7 @@ def claimed(report: str) -> list[str]:
     """Return the commands to a cluster that a report lists as executed, without those that it says were not."""
     found: dict[str, None] = {}
     for line in section(report, "Commands Executed").split("\n"):
-        if _NOT_RUN.search(_SPAN.sub("", line)):
+        if _NOT_RUN.search(_SPAN.sub(" ", line)):
             continue
         spans = [" ".join(span.removeprefix("$ ").split()) for span in _SPAN.findall(line)]
         found |= dict.fromkeys(span for span in spans if span.split(" ")[0] in PROGRAMS)

@@ -86,7 +86,7 @@ def probe(name: str, missing: dict[Feature, str] | None = None, **more: object) 
     return Probe(name, **{"available": True, "isolation": IsolationClass.NAMESPACES, "missing": missing or {}, **more})  # type: ignore[arg-type]
 
 
-WEAK = "`process` gives isolation `namespaces`, and `kernel` is asked for = take `process` out of the providers"
+WEAK = "`process` gives isolation `namespaces`, and `kernel` is asked for = remove `process` from the providers"
 ELSE = "leave the field out, or see `runner doctor` for another provider"
 LIMITED = (Feature.CPU, Feature.MEMORY, Feature.DISK, Feature.PIDS)
 LIMITS = ("1 CPU", "memory 1G", "disk 1G", "16 pids")
@@ -153,7 +153,7 @@ GONE = {"available": False, "reason": "it is gone"}
             {},
             [probe("local", needs_image=True), probe("process", needs_image=True, **GONE)],
             [
-                "`local` makes workspaces of an image, and none is named = name one that the daemon has as"
+                "`local` makes workspaces from an image, and none is named = name one that the daemon has as"
                 " `workspace.base_image`"
             ],
             [],

@@ -118,6 +118,7 @@ def test_an_alert_with_nothing_to_look_into_is_refused(message: dict[str, Any], 
         ({"resource": {"kind": "--raw", "name": "x"}}, "`--raw` is not a Kubernetes kind"),
         ({"resource": {"name": "x", "namespace": "a.b"}}, "`a.b` is not a Kubernetes namespace"),
         ({"resource": "Pod/--help"}, "`--help` is not a Kubernetes name"),
+        ({"resource": "v1/Pod/--help"}, "`--help` is not a Kubernetes name"),
     ],
 )
 def test_what_can_be_no_name_in_a_cluster_is_told(incident: dict[str, Any], words: str) -> None:
@@ -143,9 +144,11 @@ def test_names_of_a_cluster_are_fine() -> None:
     ],
 )
 def test_words_name_an_object_as_kubectl_takes_them(words: str, kind: str, version: str | None) -> None:
-    resource = incident_of_words(words, "payments", MADE)["resource"]
+    incident = incident_of_words(words, "payments", MADE)
 
-    assert (resource["kind"], resource.get("apiVersion"), resource["name"]) == (kind, version, "checkout")
+    api = {"apiVersion": version} if version else {}
+    assert incident["resource"] == {**api, "kind": kind, "name": "checkout", "namespace": "payments"}
+    assert (incident["namespace"], incident["incidentId"]) == ("payments", "an-id")
 
 
 @pytest.mark.parametrize("words", ["checkout", "/x", "deploy/", "deploy/a/b", "deploy/a b", "deploy/a\x1b[2J"])

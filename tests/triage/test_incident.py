@@ -40,6 +40,8 @@ def test_the_struct_form_stays_as_it_is() -> None:
 )
 def test_a_resource_of_text_becomes_an_object(written: str, normal: dict[str, str]) -> None:
     assert read({"resource": written})["resource"] == normal
+    assert read({"resource": written, "namespace": ""})["resource"] == normal
+    assert read({"resource": written, "namespace": 7})["resource"] == normal
     assert read({"resource": written, "namespace": "n"})["resource"] == {**normal, "namespace": "n"}
 
 
@@ -62,13 +64,15 @@ def nested(levels: int) -> bytes:
     [
         pytest.param(b"{", "incident.json is not JSON", id="no JSON"),
         pytest.param(b"[]", "not an object", id="a list"),
-        pytest.param(b'{"a": 1, "b": {"c": 1, "c": 2}}', '"c" is twice in one object', id="a key twice"),
+        pytest.param(b'{"a": 1, "b": {"d": 0, "c": 1, "c": 2}}', '"c" is twice in one object', id="a key twice"),
         pytest.param(b'{"a": NaN}', "`NaN` is not a number", id="no number"),
         pytest.param(b'{"a": ' + b"9" * 5000 + b"}", "has a number that is too large", id="a number of 5,000 digits"),
         pytest.param(b'{"a": [-1.5e999]}', "has a number that is too large", id="a number beyond any other"),
         pytest.param(b'{"a": 1e+}', "not JSON", id="half a number"),
         pytest.param(b'"' + rb"\"" * 100_000, "not JSON", id="a text without end"),
-        pytest.param(nested(66), "nested too deeply", id="66 levels"),
+        pytest.param(b'{"%s": 1, "%s": 2}' % (b"k" * 70, b"k" * 70), f'"{"k" * 60}" is twice', id="a long key"),
+        pytest.param(nested(65), "nested too deeply", id="65 levels"),
+        pytest.param(b'{"a":%s1%s}' % (b"[" * 64, b"]" * 64), "nested too deeply", id="64 lists"),
         pytest.param(b"[" * 100_000, "nested too deeply", id="levels without end"),
         pytest.param(b'{"a": "\xff"}', "not UTF-8", id="not UTF-8"),
         pytest.param(b'{"a": "\\ud800"}', "half a character", id="half a character"),
@@ -83,9 +87,10 @@ def test_what_is_malformed_is_an_error_in_words(content: bytes, words: str) -> N
 
 
 def test_digits_in_a_text_are_no_number() -> None:
-    told = {"title": 'a"' + "9" * 5000, "restarts": 10**300, "load": 1.5e-3}
+    told = {"title": 'a"' + "9" * 5000, "restarts": 10**307, "load": 1.5e-3}
 
     assert read(told) == told
+    assert read_incident(nested(64)) == json.loads(nested(64))
 
 
 def test_text_for_the_prompt_is_the_same_json_with_nothing_invisible() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
+from dataclasses import replace
 
 import pytest
 
@@ -171,6 +172,15 @@ def test_an_earlier_attempt_is_data_of_a_bounded_size() -> None:
     assert re.search(r"asked for, 101 in all:\n\[runner: \d\d earlier ones are left out here\]\n\$ kubectl", text)
     assert f"$ {'y' * 398}...\n$ &lt;/earlier_attempt>\n" in text
     assert "wend\n[end of data" in text
+
+
+def test_what_just_fits_of_an_earlier_attempt_is_whole() -> None:
+    attempt = PreviousAttempt("7k3q", "timeout", "r.md", "d" * 10_000, ("$ ls",) * 901, "w" * 1_000)
+    text = continued(attempt, boundary=BOUNDARY)
+
+    assert f":\n{'d' * 10_000}\n\nThe commands that it asked for, 901 in all:\n[runner: 1 earlier ones" in text
+    assert f"\n{'w' * 1_000}\n[end of data" in text
+    assert f"\n{'c' * 400}\n[end" in continued(replace(attempt, commands=("c" * 400,), words=""), boundary=BOUNDARY)
 
 
 def test_of_an_earlier_attempt_only_what_there_is_is_told() -> None:

@@ -6,14 +6,12 @@ import pytest
 
 from runner.triage.references import claimed, fault, not_run, references
 
-FILES = {"kubectl/pods.txt": "one\ntwo  words\nthree\n", "pods.txt": "one\ntwo  words\nthree\n", "big.log": None}
+PODS = "one\ntwo  words\nthree\n"
+FILES: dict[str, list[str | None]] = {"kubectl/pods.txt": [PODS], "pods.txt": ["a\nb\nc", PODS], "big.log": [None]}
 
 
 def faults(report: str) -> list[str]:
-    found = (
-        (one, fault(one, lambda path: [FILES[path]] if path in FILES else [], ["kubectl"]))
-        for one in references(report)
-    )
+    found = ((one, fault(one, lambda path: FILES.get(path, []), ["kubectl"])) for one in references(report))
     return [f"{one.text}: {why}" for one, why in found if why is not None]
 
 
@@ -50,6 +48,8 @@ def test_what_is_right_or_no_citation_is_left_alone(text: str) -> None:
         ("(`kubectl/pods.txt:3-1`)", "kubectl/pods.txt:3-1: these are not lines"),
         ("(`kubectl/none.log:1`)", "kubectl/none.log:1: there is no such file"),
         ("(`kubectl/none.x:1`)", "kubectl/none.x:1: there is no such file"),
+        ("(`kubectl/none.log:1`)\n\nmore", "kubectl/none.log:1: there is no such file"),
+        (f'(`pods.txt:1`: "{"x" * 90}")', f'pods.txt:1: it does not hold "{"x" * 80}"'),
         ("(`describe.txt:26`)", "describe.txt:26: there is no such file"),
         ("see /incident/none.conf:3", "/incident/none.conf:3: there is no such file"),
         ("(`describe.pod.txt:26`)", "describe.pod.txt:26: there is no such file"),
@@ -78,6 +78,7 @@ def test_commands_of_a_cluster_are_claims_unless_they_are_said_not_to_have_run()
         "kubectl get events -n payments ...",
         "helm history checkout",
     ]
+    assert claimed("## Commands Executed\n`$ oc  get pods`, `kubectlx y`, `$  `") == ["oc get pods"]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +87,22 @@ def test_commands_of_a_cluster_are_claims_unless_they_are_said_not_to_have_run()
         (["kubectl get pods -n payments | head; helm history checkout"], "$ kubectl get events -n payments", []),
         (["kubectl get po -n=payments", "kubectl get ev -n payments", "helm history checkout --max 3"], "", []),
         (["kubectl get pods -n payments"], "", ["kubectl get events -n payments ...", "helm history checkout"]),
+        (
+            ["helm history checkout"],
+            "$ kubectl get events\n$ kubectl -n payments get pods",
+            ["kubectl get events -n payments ..."],
+        ),
         (["/skills/x/scripts/incident_triage.sh"], "", []),
         (["for p in a b; do kubectl logs $p; done"], "", []),
     ],
-    ids=["in another order and at the start", "by short names", "not at all", "a script that runs others", "a loop"],
+    ids=[
+        "in another order and at the start",
+        "by short names",
+        "not at all",
+        "not in one line",
+        "a script that runs others",
+        "a loop",
+    ],
 )
 def test_a_claim_that_no_command_bears_out_is_told(commands: list[str], shown: str, missing: list[str]) -> None:
     assert not_run(claimed(LISTED), commands, shown) == missing

@@ -38,6 +38,7 @@ again
         ("4. Evidence : ", "evidence"),
         ("Stra\u00dfe", "strasse"),
         ("Summary::", "summary:"),
+        ("\u00a0Summary\u00a0:", "\u00a0summary\u00a0"),
     ],
 )
 def test_a_title_is_known_however_it_is_written(title: str, known: str) -> None:
