@@ -73,7 +73,7 @@ def incident_of(document: Mapping[str, Any], made: IncidentMetadata) -> dict[str
     incident = _incident(
         made,
         faultId=alert.id,
-        cluster=made.cluster or alert.labels.get("cluster", ""),
+        cluster=made.cluster or alert.labels.get("cluster"),
         namespace=namespace,
         resource=_resource(alert.labels, namespace),
         faultType=alert.kind,
@@ -123,7 +123,7 @@ def _resource(labels: Mapping[str, str], namespace: str) -> dict[str, str]:
             found = {"apiVersion": version, "kind": kind, "name": labels[label]}
             return {**found, "namespace": namespace} if namespace and kind != "Node" else found
     for label in ("service", "namespace"):  # often those of what has measured, or of something else altogether
-        if is_object_name(labels.get(label, "")):
+        if (name := labels.get(label)) and is_object_name(name):
             kind, version = _LABELS[label]
-            return {"apiVersion": version, "kind": kind, "name": labels[label]}
+            return {"apiVersion": version, "kind": kind, "name": name}
     return {}

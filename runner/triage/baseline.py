@@ -27,14 +27,12 @@ def cleaned(output: bytes) -> str:
     Invalid UTF-8 becomes U+FFFD. Marks that change the direction or hide characters are removed.
     """
     text = _NEW_LINES.sub("\n", _CODES.sub("", output.decode(errors="replace")))
-    if not text.isascii() or not text.replace("\n", "").replace("\t", "").isprintable():
-        text = "".join(character for character in text if _shows(character))
-    lines = "\n".join(line.rstrip() for line in text.split("\n"))
+    lines = "\n".join(line.rstrip() for line in "".join(filter(_shows, text)).split("\n"))
     return _BLANK.sub("\n\n", lines).strip("\n")
 
 
 def _shows(character: str) -> bool:
-    return character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")
+    return character in ("\n", "\t") or unicodedata.category(character) not in ("Cc", "Cf", "Co", "Cn")
 
 
 def headline(text: str) -> str:

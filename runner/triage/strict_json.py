@@ -35,12 +35,11 @@ def read_object(content: bytes, name: str) -> dict[str, object]:
 
 def written(document: object) -> str:
     """Format indented JSON in which every character is visible: controls and direction marks are escapes."""
-    text = json.dumps(document, indent=2, ensure_ascii=False)
-    return "\n".join(line if line.isprintable() else "".join(map(_visible, line)) for line in text.split("\n"))
+    return "".join(map(_visible, json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 def _visible(character: str) -> str:
-    if character.isprintable():
+    if character.isprintable() or character == "\n":
         return character
     units = character.encode("utf-16-be")
     return "".join(f"\\u{units[i] << 8 | units[i + 1]:04x}" for i in range(0, len(units), 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,14 @@ def test_a_webhook_message_is_the_incident_of_its_first_firing_alert() -> None:
 )
 def test_a_single_alert_names_what_its_labels_do(labels: dict[str, str], resource: object) -> None:
     assert incident_of({"labels": labels}, MADE).get("resource") == resource
+
+
+def test_a_cluster_that_was_not_named_is_the_alert_s() -> None:
+    alert = {"labels": {"cluster": "prod-us"}, "annotations": {"summary": "slow"}}
+
+    found = {name: incident_of(alert, replace(MADE, cluster=name))["cluster"] for name in ("", "prod-eu")}
+
+    assert found == {"": "prod-us", "prod-eu": "prod-eu"}
 
 
 @pytest.mark.parametrize(

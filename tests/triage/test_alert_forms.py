@@ -196,6 +196,12 @@ GONE = object()
                      "commonAnnotations": {"summary": "s", "description": "d"}},
          {"context": "Memory is high.\nd\nm\nr\n[ metric='' labels={} value=14151.3 ]"}),
         ("grafana", {"commonLabels": {"severity": "high", "pod": "other"}}, {"severity": "HIGH", "resource": POD}),
+        ("grafana", {"alerts": [{"status": "x", "labels": {"pod": "other"}}, *GRAFANA["alerts"]]}, {"resource": POD}),
+        *(
+            ("grafana", {"alerts": [{"labels": {"alertname": f"a{n}"}} for n in range(count + 1)]},
+             {"context": f"{count} more: a1, a2, a3, a4, a5, a6, a7, a8, a9, a10{more}"})
+            for count, more in ((10, ""), (11, ", ..."))
+        ),
         ("grafana", {"alerts.0.status": "pending", "status": "resolved"}, {"faultType": "High memory usage"}),
         ("pagerduty", {"event.data.title": GONE, "event.data.summary": "s", "event.data.service": GONE},
          {"faultType": None, "context": "s\nLabels:\n - namespace = payments\n - deployment = checkout\n\n"
@@ -209,6 +215,8 @@ GONE = object()
         ("pagerduty", {"event.data.service": GONE, "event.data.html_url": GONE, "event.data.body": GONE},
          {"context": RESTARTS}),
         ("pagerduty", {"event.data.status": "resolved"}, None),
+        ("pagerduty", {"event.event_type": "service.updated"}, "no message of"),
+        ("pagerduty", {"event.data": GONE}, "no message of"),
         ("pagerduty event", {"payload.class": GONE}, {"faultType": RESTARTS}),
         ("pagerduty event", {"payload.group": "shop", "payload.source": GONE},
          {"context": f"{RESTARTS}\nnamespace: payments\ndeployment: checkout\ncomponent: checkout\ngroup: shop\n"

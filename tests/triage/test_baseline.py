@@ -25,6 +25,7 @@ OUTPUTS = Path(__file__).parents[1] / "skills" / "outputs"
         pytest.param(b"a\xff\xfeb\xe2\x82", "a\ufffd\ufffdb\ufffd", id="not UTF-8, and half a character"),
         pytest.param("pödé 文 😀".encode(), "pödé 文 😀", id="letters of the world"),
         pytest.param(b"\n\n  a  \n\n\n\n\nb\n\n", "  a\n\nb", id="blank lines"),
+        pytest.param(b"\nX\n", "X", id="a letter"),
         pytest.param(b"\x1b]0;what follows", "0;what follows", id="a title without end"),
     ],
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import re
 import unicodedata
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from runner.triage.budget import LARGE, MOST, sizes, tokens
 from runner.triage.prompt import TAGS, PreviousAttempt, compose, continued, escaped, preloaded
@@ -31,8 +31,10 @@ def test_each_part_stands_in_its_tag_between_lines_that_nobody_can_guess(part: s
 
 
 def test_context_stands_between_system_prompt_and_prompt_incident_first() -> None:
-    context = assembled(baseline="c", permissions="b", incident="a")
+    found = preloaded({"baseline": "c", "permissions": "b", "incident": "a"}, boundary=BOUNDARY, whole=WHOLE)
+    context = found.text
 
+    assert found.whole_tokens == tokens(context)
     assert re.findall(r"^</(\w+)>$", context, re.MULTILINE) == list(TAGS.values())
     assert compose("system", context, "user") == f"system\n\n{context}\n\nuser"
 
