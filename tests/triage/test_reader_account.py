@@ -60,6 +60,9 @@ def test_kubectl_takes_the_manifest(tmp_path: Path, kubectl: Path, authority: Pa
         )
 
     assert done.returncode == 0, done.stderr
+    where = f"in namespace {namespace}" if namespace else "in every namespace"
+    assert text.startswith(f"# {READER}: reads what `runner triage` looks at {where}, and no secrets.\n")
+    assert text.count(f'metadata: {{name: {READER}, namespace: "') == (2 if namespace else 0)
     kind = "role" if namespace else "clusterrole"
     assert done.stdout.splitlines() == [
         *([] if namespace else ["namespace/runner-triage created (dry run)"]),
