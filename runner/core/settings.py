@@ -157,6 +157,7 @@ class Settings(Confidential, frozen=True):
     workspace_max_age: float | None  # seconds after it was made
     run_retention: float  # seconds after a run's end
     docker_host: str  # where the docker daemon is, as its own clients read it
+    docker_certificates: Path | None  # the folder of ca.pem, cert.pem and key.pem for a daemon over TLS
     mirror_limit: int  # bytes on disk of all mirrors of servers' repositories together
     sources: Mapping[str, str]
     git_credentials: str  # what servers get that are reached by https: ``none``, ``netrc``, or where a token is
@@ -173,6 +174,7 @@ class Settings(Confidential, frozen=True):
     def from_env(cls, env: Mapping[str, str]) -> Settings:
         """Read every server default from the environment; nothing else does. Raises ``UsageError``."""
         read = _Reader(env)
+        context, certificates = (None, _docker_certificates(env)) if env.get("DOCKER_HOST") else _docker_context(read)
         return cls(
             home=read("RUNNER_HOME", _home, Path(_state_home(env)).absolute()),
             default_cpus=read("WORKSPACE_DEFAULT_CPU", parse_cpus, 2.0),
@@ -184,7 +186,8 @@ class Settings(Confidential, frozen=True):
             workspace_ttl=read("WORKSPACE_TTL", parse_duration, 30 * 86_400.0),
             workspace_max_age=read("WORKSPACE_MAX_AGE", parse_duration, None),
             run_retention=read("RUN_RETENTION", parse_duration, 30 * 86_400.0),
-            docker_host=read("DOCKER_HOST", lambda t: t, _docker_context(read) or "unix:///var/run/docker.sock"),
+            docker_host=read("DOCKER_HOST", lambda t: t, context or "unix:///var/run/docker.sock"),
+            docker_certificates=certificates,
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             git_token=_token(env),
@@ -253,22 +256,33 @@ class _Reader:
             raise UsageError(f"`{name}` is `{without_secrets(text)}`", hint=f"write {error}") from None
 
 
-def _docker_context(read: _Reader) -> str | None:
-    """Return the daemon's address in docker's current context, such as Docker Desktop's; ``DOCKER_HOST`` comes first.
+def _docker_context(read: _Reader) -> tuple[str | None, Path | None]:
+    """Return the daemon's address in docker's current context, such as Docker Desktop's, and its certificates.
 
-    ``None`` for the default context, and for one that cannot be read, of which docker's own client complains.
+    There are none for the default context, and for one that cannot be read, of which docker's own client complains.
     """
-    folder = Path(read.env.get("DOCKER_CONFIG") or Path(read.env.get("HOME", "/"), ".docker"))
+    folder = _docker_folder(read.env)
     try:
         name = read.env.get("DOCKER_CONTEXT") or json.loads((folder / "config.json").read_text())["currentContext"]
-        about = folder / "contexts" / "meta" / sha256(name.encode()).hexdigest() / "meta.json"
-        host = json.loads(about.read_text())["Endpoints"]["docker"]["Host"]
+        id = sha256(name.encode()).hexdigest()
+        host = json.loads((folder / "contexts" / "meta" / id / "meta.json").read_text())["Endpoints"]["docker"]["Host"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
+        return None, None
     if not isinstance(host, str) or not host:
-        return None
+        return None, None
     read.otherwise["DOCKER_HOST"] = f"docker context {sanitize(name, 40)}"
-    return host
+    certificates = folder / "contexts" / "tls" / id / "docker"
+    return host, certificates if certificates.is_dir() else None
+
+
+def _docker_certificates(env: Mapping[str, str]) -> Path | None:
+    if not env.get("DOCKER_TLS_VERIFY"):
+        return None
+    return Path(env["DOCKER_CERT_PATH"]) if env.get("DOCKER_CERT_PATH") else _docker_folder(env)
+
+
+def _docker_folder(env: Mapping[str, str]) -> Path:
+    return Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME", "/"), ".docker"))
 
 
 def _home(text: str) -> Path:

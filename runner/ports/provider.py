@@ -193,7 +193,10 @@ class Workspace(Protocol):
 
     @property
     def tree(self) -> int:
-        """A descriptor of the tree as commands see it, valid while the sandbox is open; its content may be hostile."""
+        """A descriptor of the tree as of the last ``refresh``, valid while the sandbox is open; it may be hostile."""
+
+    async def refresh(self) -> None:
+        """Bring ``tree`` up to date with what commands have written; at once where it is the same directory."""
 
     @property
     def terminated(self) -> trio.Event:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import posixpath
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -38,11 +36,13 @@ from runner.sandbox.container import GUEST, Container, ContainerMounts
 from runner.sandbox.container_init import InitProcess, membership, open_init_process
 from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.docker_api import TIMEOUT, Engine
+from runner.sandbox.docker_facts import TMP, check_machine, image_volumes, missing_limits, tmp_bytes, versions_of
 from runner.sandbox.docker_mounts import (
     Cover,
     DaemonStage,
     Namespace,
     open_daemon_stage,
+    peer_of,
     remove_stale_stage,
     reopen_daemon_stage,
 )
@@ -51,6 +51,7 @@ from runner.sandbox.prepared_mounts import PreparedMounts, prepare_mounts
 from runner.sandbox.protected_paths import open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS, mount_all, workspace_path, write_system_files
 from runner.sandbox.socket_channel import SocketChannel, open_socket_channel
+from runner.sandbox.volume_docker import VolumeDocker
 from runner.sandbox.warm_containers import (
     DetachState,
     HandedOffContainer,
@@ -61,12 +62,9 @@ from runner.sandbox.warm_containers import (
     slot_mounts,
 )
 
-_TMP, _TMP_BYTES = "/tmp", 1 << 30
 _ROOT = "/root"
 _VERSION_TIMEOUT = 5.0  # seconds for a runtime to print its version
 _VOLUME_BYTES = 1 << 16  # for mount points; nobody inside can write there
-_LIMIT_SUPPORT = {Feature.CPU: "CpuCfsQuota", Feature.MEMORY: "MemoryLimit", Feature.PIDS: "PidsLimit"}
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Channel(Protocol):
@@ -126,8 +124,21 @@ RUNC = ContainerRuntime(
 )
 
 
-def provider(settings: Settings) -> DockerProvider:
-    return DockerProvider(settings.home, settings.docker_host)
+def provider(settings: Settings) -> DockerProvider | VolumeDocker:
+    """Mount directories of this host where root and its own daemon can; send them anywhere else."""
+    if mounts_from_here(settings.docker_host):
+        return DockerProvider(settings.home, settings.docker_host)
+    return VolumeDocker(settings.home, Engine.of(settings))
+
+
+def mounts_from_here(host: str) -> bool:
+    """Tell whether a daemon can be shown directories of this host: this is root, and so is the daemon, on a socket."""
+    if not trees.can_chown() or not host.startswith("unix://"):
+        return False
+    try:
+        return peer_of(Path(host.removeprefix("unix://")))[1] == 0
+    except OSError:
+        return True  # whose error says more
 
 
 class DockerProvider:
@@ -158,8 +169,8 @@ class DockerProvider:
             _check_user(self.name)
             guest = binary.find()
             about = await self._engine.about()
-            versions = _versions(about, guest)
-            missing |= {f: f"the daemon cannot limit {f}" for f, word in _LIMIT_SUPPORT.items() if not about.get(word)}
+            versions = versions_of(about, guest)
+            missing |= missing_limits(about)
             _check_daemon(about, self._runtime)
             await check_runtime(about, self._runtime.program)
             await trio.to_thread.run_sync(_check_reach, self._engine.socket)
@@ -187,7 +198,7 @@ class DockerProvider:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
         image = await self._engine.image(request.image)
-        found = {"image": image["Id"], "volumes": _volumes(image)}
+        found = {"image": image["Id"], "volumes": image_volumes(image)}
 
         def fill(private: Path) -> None:
             write_system_files(private, private.stat().st_uid)
@@ -345,7 +356,7 @@ class DockerProvider:
                 if any(mount.target == PATHS.kube for mount in spec.mounts):
                     # The image's own /root may keep other users out.
                     mounts.show(prepared.stage.add_tmpfs(_VOLUME_BYTES, 0), _ROOT, writable=True)
-                mounts.show(prepared.stage.add_tmpfs(_tmp_bytes(handle.limits), handle.uid), _TMP, writable=True)
+                mounts.show(prepared.stage.add_tmpfs(tmp_bytes(handle.limits), handle.uid), TMP, writable=True)
                 mount_all(mounts, handle, spec, prepared, guards)
                 mounts.show(prepared.add(program.path), GUEST)
                 if state.extensible:
@@ -480,39 +491,14 @@ def _containers(private: Path) -> Path:
     return private / "system" / "containers"
 
 
-def _volumes(image: Mapping[str, Any]) -> list[str]:
-    """Return the volumes that an image declares. Raises ``ProviderFailed`` for one below a workspace's own mount."""
-    found = sorted(posixpath.normpath(place) for place in image["Config"].get("Volumes") or ())
-    ours = (PATHS.workspace, PATHS.output, PATHS.runner, PATHS.home, PATHS.skills, PATHS.kube, _TMP)
-    if within := [place for place in found if any(place.startswith(f"{our}/") for our in ours)]:
-        raise ProviderFailed(
-            f"image `{image['Id']}` declares a volume at `{within[0]}`, where the workspace's own files are",
-            hint="build it without that VOLUME",
-        )
-    return found
-
-
-def _tmp_bytes(limits: Limits) -> int:
-    """Return the size of /tmp: less than the memory limit, or files alone could exhaust it and kill the guest."""
-    return _TMP_BYTES if limits.memory_bytes is None else min(_TMP_BYTES, limits.memory_bytes // 2)
-
-
 def _image_file(private: Path) -> Path:
     """Return the file in which ``create`` stores what it found out about the image."""
     return private / "system" / "image.json"
 
 
-def _versions(about: Mapping[str, Any], guest: binary.Program) -> dict[str, str]:
-    words = {"docker": "ServerVersion", "storage": "Driver", "cgroup": "CgroupVersion", "kernel": "KernelVersion"}
-    found = {name: str(about[word]) for name, word in words.items() if about.get(word)}
-    return {**found, "guest": guest.sha256[:12]}
-
-
 def _check_daemon(about: Mapping[str, Any], runtime: ContainerRuntime) -> None:
     """Raise ``ProviderFailed`` for a daemon whose containers would differ from what this provider promises."""
-    ours = platform.machine()
-    if about.get("OSType") != "linux" or about.get("Architecture") not in (ours, _MACHINES.get(ours)):
-        raise ProviderFailed(f"the docker daemon runs {about.get('OSType')} on {about.get('Architecture')}")
+    check_machine(about)
     for option in about.get("SecurityOptions") or ():
         if "rootless" in option or "userns" in option:
             raise ProviderFailed(

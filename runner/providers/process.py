@@ -86,7 +86,7 @@ class ProcessProvider:
         ):
             context = self._context(handle, spec, prepared, group)
             try:
-                async with self._open_guest(handle, context) as workspace:
+                async with self._open_guest(handle, context, group) as workspace:
                     yield workspace
             finally:
                 with trio.CancelScope(shield=True):
@@ -112,7 +112,9 @@ class ProcessProvider:
         )
 
     @asynccontextmanager
-    async def _open_guest(self, handle: Handle, context: SandboxContext) -> AsyncIterator[GuestWorkspace]:
+    async def _open_guest(
+        self, handle: Handle, context: SandboxContext, group: cgroup.ControlGroups
+    ) -> AsyncIterator[GuestWorkspace]:
         what = f"workspace `{handle.id}`"
         file = os.open(binary.find().path, os.O_RDONLY)  # its user may not be able to walk there
         try:
@@ -123,7 +125,7 @@ class ProcessProvider:
         finally:
             os.close(file)
         try:
-            context.group.join(child.pid)
+            group.join(child.pid)
             async with open_workspace(child.stdin, context, what=what, kill_sandbox=child.kill) as workspace:
                 yield workspace
         finally:

@@ -7,7 +7,7 @@ a new connection could resume.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,9 +15,9 @@ import trio
 
 from runner.core.errors import OutOfMemory, ProviderFailed, WorkspaceLost
 from runner.core.model import Limits
-from runner.sandbox.cgroup import ControlGroups
+from runner.sandbox.cgroup import ControlGroups, Counters
 from runner.sandbox.container import ContainerMounts
-from runner.sandbox.container_init import InitProcess
+from runner.sandbox.container_init import FirstProcess
 from runner.sandbox.docker_api import Engine
 from runner.sandbox.docker_mounts import DaemonStage
 
@@ -55,14 +55,15 @@ class AttachChannel:
         self._engine = engine
         self._what = what
         self._container = ""
-        self._memory = ControlGroups({})
-        self._stream: trio.SocketStream | None = None
+        self._memory: Counters = ControlGroups({})
+        self._stream: trio.abc.Stream | None = None
+        self._abort: Callable[[], None] = lambda: None
 
     async def prepare(self, container: str) -> None:
         self._container = container
         with trio.move_on_after(self._engine.timeout):
             try:
-                self._stream = await _attach(self._engine, container)
+                self._stream, self._abort = await _attach(self._engine, container)
             except (OSError, trio.BrokenResourceError) as error:
                 raise ProviderFailed(f"the docker daemon does not attach to {self._what}: {error}") from error
             return
@@ -70,14 +71,14 @@ class AttachChannel:
             f"the docker daemon does not attach to {self._what}: no answer in {self._engine.timeout:.0f}s"
         )
 
-    async def connect(self, init: InitProcess) -> trio.abc.Stream:
+    async def connect(self, init: FirstProcess) -> trio.abc.Stream:
         if self._stream is None:
             raise await self._why(init)
         stream, self._stream = self._stream, None
         self._memory = init.group(_ANY_MEMORY)
         return AttachStream(stream, init, self._memory)
 
-    async def _why(self, init: InitProcess) -> WorkspaceLost:
+    async def _why(self, init: FirstProcess) -> WorkspaceLost:
         """Find out why the connection was lost, killing the container, which cannot be reached any more."""
         init.kill()
         for_memory, why = (
@@ -96,23 +97,23 @@ class AttachChannel:
 
     def close(self) -> None:
         if self._stream is not None:
-            self._stream.socket.close()
+            self._abort()
 
 
-async def _attach(engine: Engine, container: str) -> trio.SocketStream:
+async def _attach(engine: Engine, container: str) -> tuple[trio.abc.Stream, Callable[[], None]]:
     """Connect to a container's standard input and output. Raises ``OSError`` when the daemon refuses."""
-    stream = await trio.open_unix_socket(engine.socket)
+    stream, abort = await engine.dial()
     try:
         words = f"POST /containers/{container}/attach?stream=1&stdin=1&stdout=1 HTTP/1.1"
         await stream.send_all(f"{words}\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n".encode())
         await _expect_upgrade(stream)
     except BaseException:
-        stream.socket.close()
+        abort()
         raise
-    return stream
+    return stream, abort
 
 
-async def _expect_upgrade(stream: trio.SocketStream) -> None:
+async def _expect_upgrade(stream: trio.abc.Stream) -> None:
     head = b""
     while not head.endswith(b"\r\n\r\n") and len(head) < _HEAD_BYTES:  # the guest has not begun: nothing follows it
         if not (byte := await stream.receive_some(1)):
@@ -126,7 +127,7 @@ async def _expect_upgrade(stream: trio.SocketStream) -> None:
 class AttachStream(trio.abc.Stream):
     """Output and input of a container's first process. Ends with that process, whatever the daemon does."""
 
-    def __init__(self, stream: trio.SocketStream, init: InitProcess, memory: ControlGroups) -> None:
+    def __init__(self, stream: trio.abc.Stream, init: FirstProcess, memory: Counters) -> None:
         self._stream = stream
         self._init = init
         self._memory = memory

@@ -12,6 +12,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 from msgspec import Struct
@@ -19,6 +20,9 @@ from msgspec import Struct
 from runner.core.errors import CleanUpIncomplete, ProviderFailed
 from runner.core.model import Feature, Limits
 from runner.ports.provider import KILL_GRACE
+
+if TYPE_CHECKING:
+    from runner.guest.client import Guest
 
 CONTROLLERS = {Feature.MEMORY: "memory", Feature.CPU: "cpu", Feature.PIDS: "pids"}
 _PERIOD = 100_000  # microseconds
@@ -85,6 +89,17 @@ def find_hierarchies() -> Hierarchies:
     return Hierarchies(writable, v2, offered)
 
 
+class Counters(Protocol):
+    """The limits of a sandbox, and what the kernel has counted in it as of the last ``update``."""
+
+    async def watch(self, guest: Guest) -> None:
+        """Begin to count, with the sandbox's guest where that is needed."""
+
+    async def update(self) -> None: ...
+    def oom_kills(self) -> int: ...
+    def limits(self) -> Limits: ...
+
+
 class ControlGroups:
     """The control groups of one sandbox. Without limits there are none, and every method does nothing."""
 
@@ -110,6 +125,12 @@ class ControlGroups:
         with ExitStack() as stack:
             lists = [directory / "tasks" for directory in set(self._directories.values()) if not _is_v2(directory)]
             yield [stack.enter_context(path.open("wb", buffering=0)).fileno() for path in lists]
+
+    async def watch(self, guest: Guest) -> None:
+        """Do nothing: the kernel counts, and each look is new."""
+
+    async def update(self) -> None:
+        """Do nothing, as ``watch``."""
 
     def oom_kills(self) -> int:
         """Return how many processes the kernel killed here for lack of memory; the last count once a group is gone."""

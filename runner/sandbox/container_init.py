@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -14,6 +15,14 @@ from runner.core.errors import Escaped, ProviderFailed
 from runner.core.model import Limits
 from runner.ports.provider import KILL_GRACE
 from runner.sandbox import cgroup
+
+
+class FirstProcess(Protocol):
+    """The first process of a container, wherever it runs."""
+
+    def group(self, limits: Limits) -> cgroup.Counters: ...
+    async def wait_ended(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 class InitProcess:

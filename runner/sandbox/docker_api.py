@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from io import RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import trio
 
 from runner.core.errors import ImageMissing, ProviderBusy, ProviderFailed
-from runner.core.settings import without_secrets
+from runner.core.settings import Settings, without_secrets
+from runner.sandbox import child_process
 
 if TYPE_CHECKING:
+    import ssl
+
     from docker import APIClient
 
 TIMEOUT = 10.0  # seconds
+TRANSFER = 900.0  # seconds for the files of a workspace
 
 _T = TypeVar("_T")
 _USUAL = Path("/var/run/docker.sock")
 _START_FACTOR = 6
 _BETWEEN_LOOKS = 0.05  # seconds
+_TCP_PORT = 2375
+_CHUNK = 1 << 20
 _CALLS = 20  # at a time; an abandoned call may count until its own timeout
 
 
@@ -31,12 +39,40 @@ class Engine:
     """A docker daemon at ``host``, as in ``DOCKER_HOST``.
 
     ``timeout`` is in seconds, for calls that the daemon answers from memory; others get six times as much.
+    ``certificates`` is a folder as in ``DOCKER_CERT_PATH``; ``environment`` is for ssh, if the host is reached by it.
     """
 
-    def __init__(self, host: str, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        host: str,
+        timeout: float = TIMEOUT,
+        certificates: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.host = host
+        self._environment = environment or {}
         self.timeout = timeout
+        self._certificates = certificates
         self._limiter = trio.CapacityLimiter(_CALLS)
+
+    async def dial(self) -> tuple[trio.abc.Stream, Callable[[], None]]:
+        """Open a connection to the daemon, and return it with what closes it at once. Raises ``OSError``."""
+        where = urlsplit(self.host)
+        if where.scheme == "ssh":
+            return _dial_by_ssh(self.host, self._environment)
+        if where.scheme == "unix":
+            plain: trio.SocketStream = await trio.open_unix_socket(self.socket)
+        else:
+            plain = await trio.open_tcp_stream(where.hostname or "", where.port or _TCP_PORT)
+        if self._certificates is None or where.scheme == "unix":
+            return plain, plain.socket.close
+        stream = trio.SSLStream(plain, _trust(self._certificates), server_hostname=where.hostname)
+        return stream, plain.socket.close
+
+    @classmethod
+    def of(cls, settings: Settings) -> Engine:
+        reach = {**settings.reach, **settings.person}
+        return cls(settings.docker_host, certificates=settings.docker_certificates, environment=reach)
 
     @property
     def socket(self) -> Path:
@@ -138,14 +174,99 @@ class Engine:
 
     async def remove(self, labels: Mapping[str, str]) -> None:
         """Kill and remove the containers that carry all of these labels, with their anonymous volumes."""
-        assert labels  # without any, it would remove every container
+        wanted = _filter(labels)
 
         def remove(client: APIClient) -> None:
-            wanted = [f"{label}={value}" for label, value in labels.items()]
-            for container in client.containers(all=True, filters={"label": wanted}):
+            for container in client.containers(all=True, filters=wanted):
                 _remove(client, container["Id"])
 
         await self._call(remove, self.timeout)
+
+    async def kill(self, container: str) -> None:
+        """Kill a container and wait until it has ended; one that is gone is no error."""
+
+        def kill(client: APIClient) -> None:
+            from docker.errors import APIError, NotFound
+
+            try:
+                client.kill(container)
+            except NotFound:
+                return
+            except APIError as error:
+                if error.status_code != 409:  # it has ended
+                    raise
+            client.wait(container)
+
+        await self._call(kill, self.timeout)
+
+    async def commit(self, container: str, labels: Mapping[str, str]) -> str:
+        """Make an image of a container that never started, and return its id."""
+
+        def commit(client: APIClient) -> str:
+            return str(client.commit(container, conf={"Labels": dict(labels)})["Id"])
+
+        return await self._call(commit, _START_FACTOR * self.timeout)
+
+    async def remove_images(self, labels: Mapping[str, str]) -> None:
+        """Remove the unnamed images that carry all of these labels."""
+        wanted = _filter(labels)
+
+        def remove(client: APIClient) -> None:
+            for image in client.images(filters=wanted):
+                client.remove_image(image["Id"], force=True)
+
+        await self._call(remove, _START_FACTOR * self.timeout)
+
+    async def make_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        await self._call(lambda client: client.create_volume(name, labels=dict(labels)), self.timeout)
+
+    async def volumes(self, labels: Mapping[str, str]) -> list[str]:
+        """List the names of the volumes that carry all of these labels."""
+        wanted = _filter(labels)
+        found = await self._call(lambda client: client.volumes(filters=wanted), self.timeout)
+        return [str(volume["Name"]) for volume in found["Volumes"] or ()]
+
+    async def remove_volume(self, name: str) -> None:
+        """Remove a volume that no container uses; one that is gone is no error."""
+
+        def remove(client: APIClient) -> None:
+            from docker.errors import NotFound
+
+            with suppress(NotFound):
+                client.remove_volume(name)
+
+        await self._call(remove, _START_FACTOR * self.timeout)
+
+    async def put(self, container: str, path: str, write: Callable[[IO[bytes]], None]) -> None:
+        """Unpack the archive that ``write`` writes below ``path`` of a container, its volumes included."""
+
+        def put(client: APIClient) -> None:
+            with TemporaryFile() as archive:
+                write(archive)
+                archive.seek(0)
+                client.put_archive(container, path, archive)
+
+        await self._call(put, TRANSFER)
+
+    async def get(self, container: str, path: str, read: Callable[[IO[bytes], Callable[[], None]], None]) -> None:
+        """Let ``read`` read the archive of what a container has at ``path``.
+
+        Its second argument raises once nobody waits for the call any more.
+        """
+        waited_for = True
+
+        def check() -> None:
+            if not waited_for:
+                raise ProviderFailed("the transfer was given up")
+
+        def get(client: APIClient) -> None:
+            chunks = _Chunks(client.get_archive(container, path, chunk_size=_CHUNK)[0])
+            read(cast(IO[bytes], chunks), check)
+
+        try:
+            await self._call(get, TRANSFER)
+        finally:
+            waited_for = False
 
     async def _call(self, act: Callable[[APIClient], _T], seconds: float) -> _T:
         with trio.move_on_after(seconds):
@@ -155,13 +276,11 @@ class Engine:
     def _act(self, act: Callable[[APIClient], _T]) -> _T:
         from http.client import HTTPException
 
-        from docker import APIClient
         from docker.errors import APIError, DockerException, ImageNotFound
         from requests.exceptions import RequestException
 
         try:
-            version = _ping(self.socket, self.timeout)
-            with closing(APIClient(f"unix://{self.socket}", version, self.timeout * _START_FACTOR)) as client:
+            with closing(self._client(self.timeout * _START_FACTOR)) as client:
                 return act(client)
         except ImageNotFound as error:
             name = _text(error).rpartition("such image: ")[2]  # some say it twice
@@ -174,15 +293,103 @@ class Engine:
         except (OSError, HTTPException, DockerException, RequestException) as error:
             raise unreachable(self, error) from error
 
+    def _client(self, timeout: float) -> APIClient:
+        from docker import APIClient
+        from docker.tls import TLSConfig
+
+        if self.host.startswith("unix:"):
+            return APIClient(f"unix://{self.socket}", _ping(self.socket, self.timeout), timeout)
+        if self.host.startswith("ssh:"):
+            return APIClient(self.host, timeout=timeout, use_ssh_client=True)
+        folder = self._certificates
+        if folder is None:
+            return APIClient(self.host, timeout=timeout)
+        own = (str(folder / "cert.pem"), str(folder / "key.pem"))
+        tls = TLSConfig(client_cert=own, ca_cert=str(folder / "ca.pem"), verify=True)
+        return APIClient(self.host.replace("tcp://", "https://", 1), timeout=timeout, tls=tls)
+
+
+class _Chunks(RawIOBase):
+    """Chunks of bytes as a file."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        parts, left = [], size
+        while left:
+            if not self._rest and not (chunk := next(self._chunks, b"")):
+                break
+            if not self._rest:
+                self._rest = chunk
+            parts.append(self._rest[:left])
+            self._rest = self._rest[left:]
+            left -= len(parts[-1])
+        return b"".join(parts)
+
+
+def _filter(labels: Mapping[str, str]) -> dict[str, list[str]]:
+    assert labels  # without any, everything would be found
+    return {"label": [f"{label}={value}" for label, value in labels.items()]}
+
+
+def _trust(certificates: Path) -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
+    return context
+
+
+def _dial_by_ssh(host: str, environment: Mapping[str, str]) -> tuple[trio.abc.Stream, Callable[[], None]]:
+    """Connect as docker's own client does. The user's ssh configuration, keys and agent say how. Raises ``OSError``."""
+    where = urlsplit(host)
+    port = ["-p", str(where.port)] if where.port else []
+    target = f"{where.username}@{where.hostname}" if where.username else str(where.hostname)
+    words = ["ssh", *port, "-T", "--", target, "docker", "system", "dial-stdio"]
+    child = child_process.start(words, env=environment)
+    return _ChildStream(child), child.kill
+
+
+class _ChildStream(trio.abc.Stream):
+    """The standard input and output of a child process."""
+
+    def __init__(self, child: child_process.Child) -> None:
+        self._child = child
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._child.stdin.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._child.stdin.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return await self._child.stdout.receive_some(max_bytes or _CHUNK)
+
+    async def aclose(self) -> None:
+        self._child.kill()
+        with trio.CancelScope(shield=True):
+            await self._child.wait()
+            await self._child.aclose()
+
 
 def unreachable(engine: Engine, error: Exception) -> ProviderFailed:
     """Build the error for a daemon that could not be reached; with a socket it counts as busy, and is retried."""
     why = getattr(error, "strerror", None) or str(error)
     failure, hint = ProviderFailed, "sudo systemctl start docker"
+    if not engine.host.startswith("unix:"):
+        hint = "check DOCKER_HOST and DOCKER_CERT_PATH, or choose another with `docker context use`"
+        return ProviderBusy(
+            f"the docker daemon at `{without_secrets(engine.host)}` cannot be reached: {why}", hint=hint
+        )
     if engine.socket != _USUAL:
         hint = "start the daemon that listens there, or name another with DOCKER_HOST or `docker context use`"
     if isinstance(error, PermissionError):
-        hint = "run as root; the group that the socket belongs to is enough for `runner image` only"
+        hint = "join the group that the socket belongs to, usually `docker`, and log in again"
     elif engine.socket.is_socket():
         failure = ProviderBusy
     elif engine.socket.exists():

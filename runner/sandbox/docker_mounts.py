@@ -33,16 +33,22 @@ _CONNECT_TIMEOUT = 5.0  # seconds for the daemon to accept a connection
 _T = TypeVar("_T")
 
 
+def peer_of(daemon: Path) -> tuple[int, int]:
+    """Return the pid and the uid of the process that listens on a socket of this host. Raises ``OSError``."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECT_TIMEOUT)
+        connection.connect(str(daemon))
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
+
+
 class Namespace:
     """The mount namespace of the process that listens on a socket of this host."""
 
     def __init__(self, daemon: Path) -> None:
         """Open it. Raises ``OSError``, also where that process runs on another machine or is invisible here."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_CONNECT_TIMEOUT)
-            connection.connect(str(daemon))
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, _, _ = struct.unpack("3i", credentials)
+        pid, _ = peer_of(daemon)
         if pid == 0:
             raise OSError(errno.ESRCH, "the daemon's process is on another host")
         self._fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)

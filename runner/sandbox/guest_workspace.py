@@ -17,7 +17,8 @@ from runner.core.model import Exit, Isolation, IsolationClass, Limits, StopStage
 from runner.guest.client import Command, Guest, open_guest
 from runner.guest.framing import KEEP, Request, Shield
 from runner.ports.provider import KILL_GRACE, Connection, ExecResult, Paths, Reader, Writer
-from runner.sandbox import cgroup, child_process, readback
+from runner.sandbox import child_process, readback
+from runner.sandbox.cgroup import Counters
 from runner.sandbox.volumes import Volume
 
 OOM_SCORE = 1000  # commands are killed before the guest, with which all statuses would be lost
@@ -36,11 +37,12 @@ class SandboxContext(Struct, frozen=True):
     paths: Paths
     tree: int
     env: Mapping[str, str]
-    group: cgroup.ControlGroups
+    group: Counters
     grace: float
     user: int | None = None
     command_limits: Limits = Limits()
     volume: Volume | None = None
+    refresh: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
     def limits(self) -> Limits:
         """Return the limits in effect for commands."""
@@ -83,6 +85,7 @@ async def open_dialling_guest(
     """Open the workspace of a guest whose connections come from ``connect``, as for ``open_guest``."""
     async with open_guest(connect, what=what, kill_sandbox=kill_sandbox, nonce=nonce) as guest:
         workspace = GuestWorkspace(guest, context)
+        await context.group.watch(guest)
         try:
             yield workspace
         finally:
@@ -106,6 +109,9 @@ class GuestWorkspace:
     @property
     def tree(self) -> int:
         return self._context.tree
+
+    async def refresh(self) -> None:
+        await self._context.refresh()
 
     async def ping(self) -> None:
         """Check that the guest answers. Raises ``WorkspaceLost``."""
@@ -142,7 +148,8 @@ class GuestWorkspace:
                     self._stopping.add(process)
         finally:
             self._stopping.discard(process)
-            process.count()
+            with trio.CancelScope(shield=True):
+                await process.count()
             process.over.set()
 
     async def run(
@@ -181,7 +188,7 @@ class GuestProcess:
 
     command: Command
 
-    def __init__(self, group: cgroup.ControlGroups) -> None:
+    def __init__(self, group: Counters) -> None:
         self._group = group
         self._before = group.oom_kills()
         self.oom_kills = 0
@@ -201,11 +208,12 @@ class GuestProcess:
 
     async def wait(self) -> Exit:
         ended = await self.command.wait()
-        self.count()
+        await self.count()
         killed = ended.signal == signal.SIGKILL or ended.code == 128 + signal.SIGKILL  # as a shell reports its child
         return replace(ended, oom=True) if self.oom_kills and killed else ended
 
-    def count(self) -> None:
+    async def count(self) -> None:
+        await self._group.update()
         self.oom_kills = self._group.oom_kills() - self._before
 
 

@@ -36,12 +36,19 @@ def write_system_files(private: Path, uid: int) -> None:
     """
     directory = private / "system"
     directory.mkdir(mode=0o755)
-    passwd = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nagent:x:{uid}:{uid}:agent:{HOME}:/bin/sh\n"
-    (directory / "passwd").write_text(passwd)
-    (directory / "group").write_text(f"root:x:0:\nagent:x:{uid}:\n")
+    (directory / "passwd").write_bytes(passwd(uid))
+    (directory / "group").write_bytes(group(uid))
     (directory / "hosts").write_text("127.0.0.1 localhost\n::1 localhost\n")
     (directory / "nothing").touch(mode=0o444)
     (directory / "nowhere").mkdir(mode=0o555)
+
+
+def passwd(uid: int) -> bytes:
+    return f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\nagent:x:{uid}:{uid}:agent:{HOME}:/bin/sh\n".encode()
+
+
+def group(uid: int) -> bytes:
+    return f"root:x:0:\nagent:x:{uid}:\n".encode()
 
 
 def workspace_path(handle: Handle, prepared: PreparedMounts) -> str:

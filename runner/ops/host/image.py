@@ -199,7 +199,7 @@ async def build(settings: Settings, recipe: ImageRecipe, say: Callable[[str], No
     for name in (recipe.tag,) if recipe.base is None else (recipe.base, recipe.tag):
         _require_name(name)
     sent = context(recipe)
-    engine = Engine(settings.docker_host)
+    engine = Engine.of(settings)
     if (machine := (await engine.about()).get("Architecture")) != MACHINE:
         raise ImageBuildFailed(f"the image is pinned for {MACHINE}, and the docker daemon runs on {machine}")
     proxies = {name: url for name, url in settings.reach.items() if name.lower() in _PROXIES}
@@ -234,7 +234,7 @@ def _require_name(image: str) -> None:
 async def present(settings: Settings) -> str | None:
     """Return the id of the image if the daemon has it. Raises ``ProviderFailed``."""
     try:
-        return str((await Engine(settings.docker_host).image(NAME))["Id"])
+        return str((await Engine.of(settings).image(NAME))["Id"])
     except ImageMissing:
         return None
 
@@ -245,7 +245,7 @@ async def check(settings: Settings, image: str) -> ImageCheck:
     Raises ``UsageError``, ``ImageMissing``, ``ProviderUnavailable``, ``ProviderFailed``.
     """
     _require_name(image)
-    engine = Engine(settings.docker_host)
+    engine = Engine.of(settings)
     try:
         about = await engine.image(image)
     except ImageMissing as error:

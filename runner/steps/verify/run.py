@@ -155,7 +155,7 @@ async def _run_commands(
     for argv in verify.setup:
         since = written(logs)
         exit = await run_command(run, workspace, argv, logs, env=env)
-        changed = await _changed(run, own)
+        changed = await _changed(run, workspace, own)
         ok = exit.ok and not changed
         results.add(CheckKind.SETUP, f"`{command_words(argv)}`", ok, changed or str(exit))
         if not ok:
@@ -175,16 +175,17 @@ async def _run_commands(
             ok, found = exit.code == check.exit, f"{exit}{wanted}"
         except trio.TooSlowError:
             ok, found = False, f"timed out after {limit(seconds)}"
-        changed = await _changed(run, own)
+        changed = await _changed(run, workspace, own)
         ok = ok and not changed
         results.add(CheckKind.COMMAND, words, ok, changed or found)
         if not ok:
             blame(run, STEP, logs, since)
 
 
-async def _changed(run: RunContext, own: Untouched) -> str:
+async def _changed(run: RunContext, workspace: Workspace, own: Untouched) -> str:
     """The commit's own files that are not what they were, in words."""
     assert run.snapshot is not None  # it is what was checked out
+    await workspace.refresh()
     if not await trio.to_thread.run_sync(own.written):
         return ""
     found = await run.deps.git.compare(run.paths.repository, run.snapshot.commit, own.tree)

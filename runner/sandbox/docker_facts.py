@@ -1,0 +1,54 @@
+"""Facts that a docker daemon tells about itself and its images, and what they mean for a provider."""
+
+from __future__ import annotations
+
+import platform
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from runner.core.errors import ProviderFailed
+from runner.core.model import Feature, Limits
+from runner.guest import binary
+from runner.sandbox.sandbox_layout import PATHS
+
+TMP = "/tmp"
+
+_TMP_BYTES = 1 << 30
+_LIMIT_SUPPORT = {Feature.CPU: "CpuCfsQuota", Feature.MEMORY: "MemoryLimit", Feature.PIDS: "PidsLimit"}
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def missing_limits(about: Mapping[str, Any]) -> dict[Feature, str]:
+    """Return the limits that the daemon cannot set, with the reason."""
+    return {f: f"the daemon cannot limit {f}" for f, word in _LIMIT_SUPPORT.items() if not about.get(word)}
+
+
+def check_machine(about: Mapping[str, Any]) -> None:
+    """Raise ``ProviderFailed`` for a daemon that runs other programs than this machine."""
+    ours = platform.machine()
+    if about.get("OSType") != "linux" or about.get("Architecture") not in (ours, _MACHINES.get(ours)):
+        raise ProviderFailed(f"the docker daemon runs {about.get('OSType')} on {about.get('Architecture')}")
+
+
+def versions_of(about: Mapping[str, Any], guest: binary.Program) -> dict[str, str]:
+    words = {"docker": "ServerVersion", "storage": "Driver", "cgroup": "CgroupVersion", "kernel": "KernelVersion"}
+    found = {name: str(about[word]) for name, word in words.items() if about.get(word)}
+    return {**found, "guest": guest.sha256[:12]}
+
+
+def image_volumes(image: Mapping[str, Any]) -> list[str]:
+    """Return the volumes that an image declares. Raises ``ProviderFailed`` for one below a workspace's own mount."""
+    found = sorted(posixpath.normpath(place) for place in image["Config"].get("Volumes") or ())
+    ours = (PATHS.workspace, PATHS.output, PATHS.runner, PATHS.home, PATHS.skills, PATHS.kube, TMP)
+    if within := [place for place in found if any(place.startswith(f"{our}/") for our in ours)]:
+        raise ProviderFailed(
+            f"image `{image['Id']}` declares a volume at `{within[0]}`, where the workspace's own files are",
+            hint="build it without that VOLUME",
+        )
+    return found
+
+
+def tmp_bytes(limits: Limits) -> int:
+    """Return the size of /tmp: less than the memory limit, or files alone could exhaust it and kill the guest."""
+    return _TMP_BYTES if limits.memory_bytes is None else min(_TMP_BYTES, limits.memory_bytes // 2)
