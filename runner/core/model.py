@@ -45,6 +45,7 @@ class Feature(StrEnum):
     RELAY = "relay"
     WARM_POOL = "warm pool"
     SECRET_FILES = "secret files"
+    SHARED_PROJECT = "shared project"
 
 
 class Limits(Struct, frozen=True):

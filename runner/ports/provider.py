@@ -286,6 +286,13 @@ class Provider(Protocol):
     async def chown_to_workspace_user(self, handle: Handle) -> None:
         """Make the files that the host wrote into the workspace belong to its user; an adopted tree is left alone."""
 
+    async def retrieve(self, handle: Handle) -> None:
+        """Bring what commands wrote to this host, if the end of a sandbox could not; ends what still runs then.
+
+        Call it before the workspace's files are looked at to keep them. At once where they never were elsewhere.
+        Raises ``ProviderFailed``, and ``WorkspaceLost`` when they are gone.
+        """
+
     async def list_owned(self, nonce: str) -> list[Handle]:
         """List this store's workspaces on this provider, running or not; workspaces of other nonces are left out."""
 

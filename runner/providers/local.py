@@ -163,6 +163,9 @@ class LocalProvider:
     async def chown_to_workspace_user(self, handle: Handle) -> None:
         await trio.to_thread.run_sync(self._directories.chown_to_workspace_user, handle)
 
+    async def retrieve(self, handle: Handle) -> None:
+        await trio.lowlevel.checkpoint()  # they are here
+
     async def list_owned(self, nonce: str) -> list[Handle]:
         return await trio.to_thread.run_sync(self._directories.list_owned, nonce)
 

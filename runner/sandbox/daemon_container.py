@@ -83,17 +83,13 @@ def _number(text: str | None) -> int | None:
 
 
 class DaemonInit:
-    """The first process of a container, ended through its daemon. ``what`` names the workspace in messages.
-
-    ``serve`` carries out what ``kill`` asks for.
-    """
+    """The first process of a container, ended through its daemon. ``what`` names the workspace in messages."""
 
     def __init__(self, engine: Engine, container: str, limits: DaemonLimits, what: str) -> None:
         self._engine = engine
         self._container = container
         self._limits = limits
         self._what = what
-        self._killed = trio.Event()
         self._ended = trio.Event()
 
     def group(self, limits: Limits) -> DaemonLimits:
@@ -104,11 +100,11 @@ class DaemonInit:
         await self._ended.wait()
 
     def kill(self) -> None:
-        self._killed.set()
+        """Begin to kill it; ``end`` tells whether that succeeded."""
+        trio.lowlevel.spawn_system_task(self._kill)
 
-    async def serve(self) -> None:
-        await self._killed.wait()
-        with suppress(ProviderFailed):  # ``end`` tells
+    async def _kill(self) -> None:
+        with suppress(ProviderFailed):
             await self._engine.kill(self._container)
             self._ended.set()
 

@@ -31,6 +31,7 @@ _USUAL = Path("/var/run/docker.sock")
 _START_FACTOR = 6
 _BETWEEN_LOOKS = 0.05  # seconds
 _TCP_PORT = 2375
+_OLDEST = "1.41"  # version of the API, to ask for the daemon's
 _CHUNK = 1 << 20
 _CALLS = 20  # at a time; an abandoned call may count until its own timeout
 
@@ -51,6 +52,7 @@ class Engine:
     ) -> None:
         self.host = host
         self._environment = environment or {}
+        self._version: str | None = None  # of the API, if the daemon is not on a socket of this host
         self.timeout = timeout
         self._certificates = certificates
         self._limiter = trio.CapacityLimiter(_CALLS)
@@ -280,7 +282,12 @@ class Engine:
         from requests.exceptions import RequestException
 
         try:
-            with closing(self._client(self.timeout * _START_FACTOR)) as client:
+            if self.host.startswith("unix:"):
+                version = _ping(self.socket, self.timeout)
+                made = APIClient(f"unix://{self.socket}", version, self.timeout * _START_FACTOR)
+            else:
+                made = self._client(self.timeout * _START_FACTOR)
+            with closing(made) as client:
                 return act(client)
         except ImageNotFound as error:
             name = _text(error).rpartition("such image: ")[2]  # some say it twice
@@ -294,19 +301,26 @@ class Engine:
             raise unreachable(self, error) from error
 
     def _client(self, timeout: float) -> APIClient:
+        if self._version is None:
+            with closing(self._connected(_OLDEST, timeout)) as client:
+                self._version = str(client.version(api_version=False)["ApiVersion"])
+        return self._connected(self._version, timeout)
+
+    def _connected(self, version: str, timeout: float) -> APIClient:
+        """Make a client that asks nothing before its first call."""
         from docker import APIClient
         from docker.tls import TLSConfig
 
-        if self.host.startswith("unix:"):
-            return APIClient(f"unix://{self.socket}", _ping(self.socket, self.timeout), timeout)
         if self.host.startswith("ssh:"):
-            return APIClient(self.host, timeout=timeout, use_ssh_client=True)
-        folder = self._certificates
-        if folder is None:
-            return APIClient(self.host, timeout=timeout)
-        own = (str(folder / "cert.pem"), str(folder / "key.pem"))
-        tls = TLSConfig(client_cert=own, ca_cert=str(folder / "ca.pem"), verify=True)
-        return APIClient(self.host.replace("tcp://", "https://", 1), timeout=timeout, tls=tls)
+            return APIClient(self.host, version=version, timeout=timeout, use_ssh_client=True)
+        host, tls = self.host, None
+        if (folder := self._certificates) is not None:
+            host = host.replace("tcp://", "https://", 1)
+            own = (str(folder / "cert.pem"), str(folder / "key.pem"))
+            tls = TLSConfig(client_cert=own, ca_cert=str(folder / "ca.pem"), verify=True)
+        client = APIClient(host, version=version, timeout=timeout, tls=tls)
+        client.trust_env = False  # or a bundle of certificates that the environment names would replace the folder's
+        return client
 
 
 class _Chunks(RawIOBase):
@@ -382,6 +396,7 @@ def unreachable(engine: Engine, error: Exception) -> ProviderFailed:
     why = getattr(error, "strerror", None) or str(error)
     failure, hint = ProviderFailed, "sudo systemctl start docker"
     if not engine.host.startswith("unix:"):
+        why = str(getattr(error.args[0] if error.args else None, "reason", why))
         hint = "check DOCKER_HOST and DOCKER_CERT_PATH, or choose another with `docker context use`"
         return ProviderBusy(
             f"the docker daemon at `{without_secrets(engine.host)}` cannot be reached: {why}", hint=hint

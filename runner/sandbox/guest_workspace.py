@@ -43,6 +43,7 @@ class SandboxContext(Struct, frozen=True):
     command_limits: Limits = Limits()
     volume: Volume | None = None
     refresh: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    before_exec: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
     def limits(self) -> Limits:
         """Return the limits in effect for commands."""
@@ -139,6 +140,7 @@ class GuestWorkspace:
 
     @asynccontextmanager
     async def _exec(self, request: Request, on_stop: Callable[[StopStage], None] | None) -> AsyncIterator[GuestProcess]:
+        await self._context.before_exec()
         process = GuestProcess(self._context.group)
         try:
             async with self._guest.exec(request, grace=self._context.grace, on_stop=on_stop) as process.command:

@@ -12,7 +12,7 @@ import json
 import os
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,7 +43,7 @@ MOST = 16 << 30  # bytes that are fetched of a workspace without a disk limit
 _COVER_BYTES = 1 << 16  # of a tmpfs over a volume that the image declares
 
 _NO_DISK = "the daemon keeps the files, and docker limits no volume"
-_CHECKED = "checked before anything is published, not prevented: the files are in a volume of the daemon"
+_CHECKED = "commands write to a volume of the daemon, of which it mounts no part read-only"
 _NOT_WARM = "the connection to a container's guest goes through the daemon, and cannot be handed over"
 _ALONE = "workspaces that share a project need its directory, and this daemon mounts nothing of this host"
 
@@ -52,7 +52,7 @@ _ALONE = "workspaces that share a project need its directory, and this daemon mo
 class Volume:
     """A volume of the daemon for the host's directory ``source``, mounted at ``target``.
 
-    A ``kept`` one belongs to the workspace and is fetched; one with ``writable`` alone is thrown away with the sandbox.
+    A ``kept`` one belongs to the workspace and is fetched, a ``passing`` one is removed with the sandbox.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Volume:
     target: str
     writable: bool = False
     kept: bool = False
+    passing: bool = False
 
 
 class VolumeDocker:
@@ -73,7 +74,12 @@ class VolumeDocker:
         self._grace = grace
 
     async def probe(self) -> Probe:
-        missing = {Feature.DISK: _NO_DISK, Feature.PROTECTED_PATHS: _CHECKED, Feature.WARM_POOL: _NOT_WARM}
+        missing = {
+            Feature.DISK: _NO_DISK,
+            Feature.PROTECTED_PATHS: _CHECKED,
+            Feature.SHARED_PROJECT: _ALONE,
+            Feature.WARM_POOL: _NOT_WARM,
+        }
         versions: dict[str, str] = {}
         reason = hint = None
         try:
@@ -93,6 +99,7 @@ class VolumeDocker:
             reason=reason,
             hint=hint,
             needs_image=True,
+            watched=frozenset({Feature.PROTECTED_PATHS}),
         )
 
     async def image(self, name: str) -> str:
@@ -105,11 +112,11 @@ class VolumeDocker:
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
+        await self._directories.prepare(request)
         if request.tree is not None or request.shared:
             raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_ALONE}", hint="use provider `local`")
         image = await self._engine.image(request.image)
         covered = image_volumes(image)
-        await self._directories.prepare(request)
         handle = await trio.to_thread.run_sync(self._directories.create, request)
         try:
             layer = await self._add_guest(handle, str(image["Id"]))
@@ -139,24 +146,33 @@ class VolumeDocker:
     @asynccontextmanager
     async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
-        if spec.protected:
-            raise ProviderFailed("this docker daemon cannot protect paths", hint="use provider `local`")
         what, mirror = _what(handle), Mirror(handle)
-        await self._end(handle)
-        volumes = list(_volumes(handle, spec))
+        await self.retrieve(handle)
         scratch = handle.private / "scratch"
-        tree = scratch if spec.tree or not spec.tree_writable else handle.tree
-        await trio.to_thread.run_sync(trees.remove, scratch)
-        scratch.mkdir(mode=0o700)
-        with open_directory(tree) as descriptor:
+        seen = scratch if spec.tree or not spec.tree_writable else handle.tree
+        try:
+            await trio.to_thread.run_sync(_prepare, handle, spec, scratch)
+            volumes = await trio.to_thread.run_sync(_volumes, handle, spec)
+        except FileNotFoundError as error:
+            raise WorkspaceLost(f"{what} is gone: `{error.filename}`") from error
+        channel, limits = AttachChannel(self._engine, what), DaemonLimits()
+        with open_directory(seen) as tree:
             try:
                 carrier = await self._send(handle, volumes, mirror)
-                container = await self._make(handle, "sandbox", self._config(handle, spec, volumes))
-                channel = AttachChannel(self._engine, what)
-                limits = DaemonLimits()
+                container = await self._make(handle, "sandbox", self._config(handle, volumes))
                 init = DaemonInit(self._engine, container, limits, what)
-                fetch_tree = partial(self._fetch_one, carrier, volumes[0], tree, spec)
-                context = self._context(handle, spec, limits, descriptor, fetch_tree)
+                context = SandboxContext(
+                    provider=self.name,
+                    isolation=IsolationClass.NAMESPACES,
+                    uid=UID,
+                    paths=PATHS,
+                    tree=tree,
+                    env={**ENV, **spec.environment},
+                    group=limits,
+                    grace=self._grace,
+                    refresh=partial(self._fetch_one, carrier, volumes[0], seen, spec),
+                    before_exec=Inputs(volumes, partial(self._put, carrier)).send_changed,
+                )
                 try:
                     await channel.prepare(container)
                     mirror.daemon_is_ahead()
@@ -172,26 +188,23 @@ class VolumeDocker:
                 with trio.CancelScope(shield=True), suppress(ProviderFailed):
                     await self._engine.remove(self._labels(handle))
                     for volume in volumes:
-                        if volume.writable and not volume.kept:
+                        if volume.passing:
                             await self._engine.remove_volume(volume.name)
-                trees.remove(scratch)
+                    await trio.to_thread.run_sync(trees.remove, scratch)
 
     @asynccontextmanager
     async def _reach(
         self, channel: AttachChannel, init: DaemonInit, context: SandboxContext, what: str
     ) -> AsyncIterator[GuestWorkspace]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(init.serve)
-            opened = open_dialling_guest(partial(channel.connect, init), context, what=what, kill_sandbox=init.kill)
-            async with AsyncExitStack() as stack:
-                try:
-                    workspace = await stack.enter_async_context(opened)
-                except WorkspaceLost as lost:
-                    raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
-                yield workspace
-            nursery.cancel_scope.cancel()
+        opened = open_dialling_guest(partial(channel.connect, init), context, what=what, kill_sandbox=init.kill)
+        async with AsyncExitStack() as stack:
+            try:
+                workspace = await stack.enter_async_context(opened)
+            except WorkspaceLost as lost:
+                raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
+            yield workspace
 
-    def _config(self, handle: Handle, spec: SandboxSpec, volumes: Sequence[Volume]) -> dict[str, Any]:
+    def _config(self, handle: Handle, volumes: Sequence[Volume]) -> dict[str, Any]:
         found = _read_image(handle)
         container = Container(
             image=found["image"],
@@ -210,26 +223,6 @@ class VolumeDocker:
         del config["HostConfig"]["Runtime"]
         return {**config, **AttachChannel.config}
 
-    def _context(
-        self,
-        handle: Handle,
-        spec: SandboxSpec,
-        limits: DaemonLimits,
-        tree: int,
-        refresh: Callable[[], Awaitable[None]],
-    ) -> SandboxContext:
-        return SandboxContext(
-            provider=self.name,
-            isolation=IsolationClass.NAMESPACES,
-            uid=UID,
-            paths=PATHS,
-            tree=tree,
-            env={**ENV, **spec.environment},
-            group=limits,
-            grace=self._grace,
-            refresh=refresh,
-        )
-
     # --- files ---
 
     async def _send(self, handle: Handle, volumes: Sequence[Volume], mirror: Mirror) -> str:
@@ -243,11 +236,14 @@ class VolumeDocker:
                 await self._engine.remove_volume(volume.name)
             await self._engine.make_volume(volume.name, labels)
         carrier = await self._carrier(handle, volumes)
-        if stale:
-            sources = [Source(_place(volume).lstrip("/"), volume.source, UID) for volume in stale]
-            await self._engine.put(carrier, "/", partial(write_tar, sources))
+        await self._put(carrier, stale)
         mirror.same(stamps)
         return carrier
+
+    async def _put(self, carrier: str, volumes: Sequence[Volume]) -> None:
+        sources = [Source(_place(volume).lstrip("/"), volume.source, UID) for volume in volumes]
+        if sources:
+            await self._engine.put(carrier, "/", partial(write_tar, sources))
 
     async def _carrier(self, handle: Handle, volumes: Sequence[Volume]) -> str:
         mounts = [_mount(replace(volume, target=_place(volume), writable=True)) for volume in volumes]
@@ -269,18 +265,24 @@ class VolumeDocker:
 
         await self._engine.get(carrier, _place(volume), read)
 
-    async def _end(self, handle: Handle) -> None:
-        """End everything that a killed runner has left in the workspace, and fetch what it had not."""
-        await self._engine.remove(self._labels(handle))
-        if not Mirror(handle).ahead:
+    async def retrieve(self, handle: Handle) -> None:
+        self._directories.check(handle)
+        mirror = Mirror(handle)
+        if not mirror.ahead:
             return
-        kept = [volume for volume in _volumes(handle, SandboxSpec()) if volume.kept]
+        labels = self._labels(handle)
+        await self._engine.remove(labels)
+        kept = [volume for volume in await trio.to_thread.run_sync(_volumes, handle, SandboxSpec()) if volume.kept]
+        gone = {volume.name for volume in kept} - set(await self._engine.volumes(labels))
+        if gone:
+            mirror.same({})  # the next opening goes on with what is here
+            raise WorkspaceLost(f"somebody removed volume `{min(gone)}` of {_what(handle)} before it was fetched")
         carrier = await self._carrier(handle, kept)
         try:
             await self._fetch(handle, carrier, kept, SandboxSpec())
         finally:
             with trio.CancelScope(shield=True), suppress(ProviderFailed):
-                await self._engine.remove(self._labels(handle))
+                await self._engine.remove(labels)
 
     # --- the rest of the port ---
 
@@ -293,7 +295,8 @@ class VolumeDocker:
     async def evict(self, handle: Handle) -> None:
         self._directories.check(handle)
         try:
-            await self._end(handle)
+            await self._engine.remove(self._labels(handle))
+            await self.retrieve(handle)
         except ProviderFailed as error:
             raise CleanUpIncomplete(f"{_what(handle)} cannot be ended: {error.message}", hint=error.hint) from error
 
@@ -354,37 +357,63 @@ class Mirror:
         part.rename(self._file)
 
 
-def _volumes(handle: Handle, spec: SandboxSpec) -> Iterator[Volume]:
-    """Yield the volumes of a sandbox, that of the tree first."""
+class Inputs:
+    """Directories that the runner still writes to while a sandbox is open, such as that of the prompt."""
+
+    def __init__(self, volumes: Sequence[Volume], put: Callable[[Sequence[Volume]], Awaitable[None]]) -> None:
+        self._volumes = [volume for volume in volumes if volume.passing and not volume.writable]
+        self._put = put
+        self._sent = _stamps(self._volumes)
+
+    async def send_changed(self) -> None:
+        """Send what was written since the last call. Nothing is removed there that was removed here."""
+        stamps = await trio.to_thread.run_sync(_stamps, self._volumes)
+        changed = [volume for volume in self._volumes if stamps[volume.name] != self._sent[volume.name]]
+        self._sent = stamps
+        await self._put(changed)
+
+
+def _prepare(handle: Handle, spec: SandboxSpec, scratch: Path) -> None:
+    """Check that a sandbox can be opened, and make an empty scratch directory. Raises as ``open``."""
+    handle.tree.lstat()
+    for mount in spec.dependencies:
+        if (handle.tree / mount.target).exists():
+            raise ProviderFailed(f"`{mount.target}` is in the tree already", hint="remove it from dependencies")
+    trees.remove(scratch)
+    scratch.mkdir(mode=0o700)
+
+
+def _volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
+    """List the volumes of a sandbox, that of the tree first. Blocking."""
+
+    def named(name: str) -> str:
+        return f"runner-{handle.id}-{name}"
 
     def kept(name: str, source: Path, target: str) -> Volume:
-        return Volume(f"runner-{handle.id}-{name}", source, target, writable=True, kept=True)
+        return Volume(named(name), source, target, writable=True, kept=True)
 
-    def discarded(source: Path, target: str) -> Volume:
-        return Volume(f"runner-{handle.id}-{secrets.token_hex(6)}", source, target, writable=True)
+    def passing(source: Path, target: str, *, writable: bool) -> Volume:
+        return Volume(named(secrets.token_hex(6)), source, target, writable=writable, passing=True)
 
-    def given(source: Path, target: str) -> Volume:
-        if not source.is_dir():
-            raise ProviderFailed(f"`{source}` cannot be sent to the docker daemon: not a directory")
-        content = sha256(f"{target} {stamp(source)}".encode()).hexdigest()[:12]
-        return Volume(f"runner-{handle.id}-{content}", source, target)
+    def sent_once(source: Path, target: str) -> Volume:
+        return Volume(named(sha256(f"{target} {stamp(source)}".encode()).hexdigest()[:12]), source, target)
 
+    tree = kept("tree", handle.tree, PATHS.workspace)
     if spec.tree is not None or not spec.tree_writable:
-        yield discarded(spec.tree.source if spec.tree else handle.tree, PATHS.workspace)
-    else:
-        yield kept("tree", handle.tree, PATHS.workspace)
+        tree = passing(spec.tree.source if spec.tree else handle.tree, PATHS.workspace, writable=True)
+    home = kept("home", handle.private / "home", PATHS.home)
     if spec.fresh_home:
-        yield discarded(handle.private / "scratch", PATHS.home)
-    else:
-        yield kept("home", handle.private / "home", PATHS.home)
-    yield kept("output", handle.private / "output", PATHS.output)
-    yield given(handle.private / "runner", PATHS.runner)
-    for mount in spec.mounts:
-        yield given(mount.source, mount.target)
-    for toolchain in spec.toolchains:
-        yield given(Path(toolchain), toolchain)
-    for mount in spec.dependencies:
-        yield discarded(mount.source, posixpath.join(PATHS.workspace, mount.target.rstrip("/")))
+        home = passing(handle.private / "scratch", PATHS.home, writable=True)
+    below = [replace(mount, target=posixpath.join(PATHS.workspace, mount.target)) for mount in spec.dependencies]
+    return [
+        tree,
+        home,
+        kept("output", handle.private / "output", PATHS.output),
+        passing(handle.private / "runner", PATHS.runner, writable=False),
+        *(passing(mount.source, mount.target, writable=mount.writable) for mount in spec.mounts),
+        *(sent_once(Path(toolchain), toolchain) for toolchain in spec.toolchains),
+        *(passing(mount.source, mount.target, writable=True) for mount in below),
+    ]
 
 
 def _stamps(volumes: Sequence[Volume]) -> dict[str, str]:

@@ -92,6 +92,9 @@ def demands_of(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
     if size := _warm_size(selected, settings):
         at, written = types.place("workspace", "warm_pool"), workspace.warm_pool is not None
         demands.append(Demand(Feature.WARM_POOL, f"a warm pool of {size}", at, written))
+    if selected.shares_project and selected.project is not None:
+        at = selected.project.place("workspace_isolation")
+        demands.append(Demand(Feature.SHARED_PROJECT, "one directory for all workspaces of the project", at, True))
     project = selected.project if not workspace.protected_paths else None
     for key, feature, values, at in (
         (

@@ -21,6 +21,7 @@ from tests.support.providers import (
     KINDS,
     ORDINARY,
     PROCESS,
+    VOLUMES,
     Place,
     inhabitants,
     make,
@@ -53,6 +54,31 @@ _HOST_GAPS = dict.fromkeys(
     ),
     _HOST,
 )
+_ELSEWHERE = "the daemon keeps the files, and mounts nothing of this host"
+_VOLUME_GAPS = dict.fromkeys(
+    (
+        "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
+        "test_writing_a_protected_file_fails_and_changes_nothing",
+        "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
+        "test_moving_the_parent_of_a_protected_path_away_fails",
+        "test_a_protected_path_that_is_a_link_is_refused",
+        "test_a_stand_in_that_a_crash_left_is_removed",
+        "test_evicting_removes_the_stand_ins_of_a_killed_opening_and_nothing_else",
+        "test_isolation_read_back_is_what_holds",
+        "test_a_shared_workspace_is_in_its_project_which_it_sees_whole",
+        "test_a_shared_workspace_has_the_project_where_a_workspace_is_else",
+        "test_agents_of_a_project_cannot_change_which_workspaces_it_has",
+        "test_another_tree_than_its_own_is_seen_alone",
+        "test_ending_one_shared_workspace_leaves_the_others_alive",
+        "test_a_project_is_isolated_or_not_at_one_time",
+        "test_a_handle_of_another_project_or_shape_is_refused",
+        "test_an_adopted_directory_is_the_tree_in_place_and_stays",
+        "test_giving_changes_no_owner_in_an_adopted_directory",
+        "test_a_directory_is_adopted_once_at_a_time",
+        "test_evicting_an_adopted_workspace_leaves_its_user_s_other_processes",
+    ),
+    _ELSEWHERE,
+)
 _KILLED_WHOLE = "the host sees one program, and kills it whole"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
     GVISOR: {
@@ -60,6 +86,7 @@ KNOWN_GAPS: dict[str, dict[str, str]] = {
         "test_kills_for_memory_are_counted_also_when_the_command_goes_on": _KILLED_WHOLE,
     },
     PROCESS: _HOST_GAPS,
+    VOLUMES: _VOLUME_GAPS,
 }
 
 FAKE_PASSES = {

@@ -47,6 +47,9 @@ os.environ.setdefault(_NAME, os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.ge
 class Daemon:
     """A docker daemon below ``root``, with other directories than any that runs here; ``data`` outlives it."""
 
+    apart: tuple[str, ...] = ("unshare", "--net")
+    listening: tuple[str, ...] = ()
+
     def __init__(self, root: Path, data: Path | None = None) -> None:
         self.root = root
         self.data = data or root / "data"
@@ -58,8 +61,9 @@ class Daemon:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self.root / "daemon.json").write_text(json.dumps({"runtimes": _runtimes()}))
         words = [
-            *("setsid", "--fork", *(() if bridge else ("unshare", "--net"))),
-            *("dockerd", "--config-file", str(self.root / "daemon.json"), "--host", self.host),
+            *("setsid", "--fork", *(() if bridge else self.apart)),
+            *("dockerd", "--config-file", str(self.root / "daemon.json"), "--host", f"unix://{self.socket}"),
+            *self.listening,
             *("--data-root", str(self.data), "--exec-root", str(self.root / "exec")),
             *("--pidfile", str(self.root / "pid"), "--log-level=warn"),
             *(f"--bridge={bridge or 'none'}", "--iptables=false", "--ip-masq=false", "--ip-forward=false"),
@@ -75,14 +79,14 @@ class Daemon:
 
     @contextmanager
     def client(self) -> Iterator[APIClient]:
-        with closing(APIClient(self.host, timeout=30)) as client:
+        with closing(APIClient(f"unix://{self.socket}", timeout=30)) as client:
             yield client
 
     def answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as connection:
             try:
                 connection.connect(str(self.socket))
-                with closing(APIClient(self.host, version="1.41", timeout=5)) as client:
+                with closing(APIClient(f"unix://{self.socket}", version="1.41", timeout=5)) as client:
                     return bool(client.ping())
             except (OSError, DockerException, RequestException):
                 return False

@@ -135,6 +135,9 @@ class FakeProvider:
         await self._reach("chown")
         self._directories.chown_to_workspace_user(handle)
 
+    async def retrieve(self, handle: Handle) -> None:
+        await trio.lowlevel.checkpoint()  # they are here
+
     async def list_owned(self, nonce: str) -> list[Handle]:
         await self._reach("list_owned")
         return self._directories.list_owned(nonce)

@@ -97,8 +97,8 @@ class Api:
         return path
 
 
-def certificates(folder: Path) -> Path:
-    """An authority, and of it a server's certificate for 127.0.0.1 and ``kube.test``, and a client's."""
+def certificates(folder: Path, address: str = "127.0.0.1") -> Path:
+    """An authority, and of it a server's certificate for an address and ``kube.test``, and a client's."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
 
@@ -107,7 +107,7 @@ def certificates(folder: Path) -> Path:
 
     openssl("req", "-x509", *key, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
     for name, extension in (
-        ("server", "subjectAltName=IP:127.0.0.1,DNS:kube.test"),
+        ("server", f"subjectAltName=IP:{address},DNS:kube.test"),
         ("client", "subjectAltName=DNS:me"),
     ):
         (folder / f"{name}.ext").write_text(extension)

@@ -20,6 +20,8 @@ from runner.providers.gvisor import RUNSC
 from runner.providers.local import LocalProvider
 from runner.providers.process import ProcessProvider
 from runner.sandbox import container_init, processes
+from runner.sandbox.docker_api import Engine
+from runner.sandbox.volume_docker import UID, VolumeDocker
 from tests.support import dockerd
 from tests.support.fake_provider import FakeProvider, Scripted
 from tests.support.guest_driver import alive, marked, pids
@@ -30,8 +32,8 @@ MIB = 1 << 20
 OURS = f".{os.getpid()}"  # the fraction of every long sleep, to tell those of a suite beside us
 
 LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
-DOCKER, GVISOR = "docker", "gvisor"
-GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR)
+DOCKER, VOLUMES, GVISOR = "docker", "docker by volumes", "gvisor"
+GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, VOLUMES, GVISOR)
 SIZED = (LOCAL, DOCKER, GVISOR)  # where they run as root
 KINDS = (*GUESTS, FAKE)
 SLOW = (DOCKER,)  # of checks that take long, for the night
@@ -49,6 +51,11 @@ class OnTestImage(DockerProvider):
         return await super().create(replace(request, image=dockerd.IMAGE))
 
 
+class VolumesOnTestImage(VolumeDocker):
+    async def create(self, request: WorkspaceRequest) -> Handle:
+        return await super().create(replace(request, image=dockerd.IMAGE))
+
+
 def make(kind: str, home: Path, grace: float) -> Provider:
     kinds: Mapping[str, Callable[[], Provider]] = {
         LOCAL: lambda: LocalProvider(home, grace=grace),
@@ -56,6 +63,7 @@ def make(kind: str, home: Path, grace: float) -> Provider:
         PROCESS: lambda: ProcessProvider(home, grace=grace),
         FAKE: lambda: FakeProvider(home, _scripted, grace=grace),
         DOCKER: lambda: OnTestImage(home, dockerd.host(), grace=grace, runtime=RUNC),
+        VOLUMES: lambda: VolumesOnTestImage(home, Engine(dockerd.host()), grace=grace),
         GVISOR: lambda: OnTestImage(home, dockerd.host(), grace=grace, runtime=RUNSC),
     }
     return kinds[kind]()
@@ -89,6 +97,11 @@ class Place:
     @property
     def mark(self) -> str:
         return self.handle.id
+
+    @property
+    def uid(self) -> int:
+        """The user that commands run as."""
+        return UID if self.kind == VOLUMES else self.handle.uid
 
     def open(self, spec: SandboxSpec | None = None) -> AbstractAsyncContextManager[Workspace]:
         return self.provider.open(self.handle, spec or SandboxSpec())

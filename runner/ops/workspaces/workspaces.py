@@ -375,9 +375,9 @@ async def delete(env: WorkspaceEnv, text: str, *, discard: bool = False) -> Remo
     """Forget an adopted directory; destroy any other workspace, unless it has unsaved work and no ``discard``."""
     row = await own_workspace(env.store, text)
     async with hold(env, row, "delete") as held:
-        _, handle = await env.find(row)
+        provider, handle = await env.find(row)
         if handle is not None and not handle.adopted and not discard:
-            work = await _work_of(held, handle)
+            work = await _work_of(held, provider, handle)
             if work.changed or work.lost:
                 hint = f"`runner workspace destroy {row.id}` saves it first; --discard gives it up"
                 raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
@@ -396,7 +396,7 @@ async def finish_destroy(held: HeldWorkspace, *, discard: bool, reason: str = ""
         if discard:
             await held.write(ev.UnsavedWorkDiscarded())
         else:
-            work = await _work_of(held, handle)
+            work = await _work_of(held, provider, handle)
             if work.lost:
                 hint = f"remove it, or give all of it up: runner workspace destroy --discard {row.id}"
                 raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
@@ -432,9 +432,10 @@ class _Work(Struct, frozen=True):
         return f"unsaved work: {plural(self.changed, 'changed file')}"
 
 
-async def _work_of(held: HeldWorkspace, handle: Handle) -> _Work:
+async def _work_of(held: HeldWorkspace, provider: Provider, handle: Handle) -> _Work:
     """Find unsaved work. Nothing may run in the workspace."""
     env, row = held.env, held.row
+    await provider.retrieve(handle)
     history = await env.store.workspace_events(row.id)
     placed = [recorded.event.path for recorded in history if isinstance(recorded.event, ev.FileInjected)]
     found = await look_through(handle, await policy_for(env, row), without=placed)

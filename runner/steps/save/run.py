@@ -29,6 +29,8 @@ async def perform(body: SaveBody, run: RunContext) -> Outcome:
     if run.handle is None:
         return succeeded("nothing to save")
     await run.end_processes()
+    provider, handle = run.require()
+    await run.retry("fetching the workspace", partial(provider.retrieve, handle))
     outputs, warnings = await trio.to_thread.run_sync(_deliver_output, body, run)
     warnings += await trio.to_thread.run_sync(changed, run)
     scan = run.scan or await scan_tree(run, STEP, body.policies)
