@@ -106,12 +106,6 @@ def demand_isolation(draft: Draft) -> Draft:
     return draft.found(*weak)
 
 
-_WATCHED = {
-    Feature.DISK: "watched from outside, and what goes beyond it is ended, with",
-    Feature.PROTECTED_PATHS: "checked before anything is published, not prevented, with",
-}
-
-
 def demand_features(draft: Draft) -> Draft:
     """Require every provider of the chain to enforce what the manifest asks for."""
     notes: list[str] = []
@@ -122,7 +116,7 @@ def demand_features(draft: Draft) -> Draft:
             if not probe.available or probe.enforces(demand.feature):
                 continue
             watched = demand.feature in probe.watched
-            how = _WATCHED[demand.feature] if watched else "not enforced by"
+            how = f"{probe.watch_words(demand.feature)}, with" if watched else "not enforced by"
             notes.append(f"{demand.text}: {how} {name}")
             if demand.written and not watched:
                 findings.append(_unenforced(draft, demand, name, probe))

@@ -37,12 +37,17 @@ PROGRAM_DIRECTORIES = ("bin", ".bin")
 STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
 
+_WATCHED = {
+    Feature.DISK: "watched from outside, and what goes beyond it is ended",
+    Feature.PROTECTED_PATHS: "checked before anything is published, not prevented",
+}
+
 
 class Probe(Struct, frozen=True):
     """Health and capabilities of a provider on this host.
 
     ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person. ``watched`` are the
-    missing features that the run itself watches: it ends a step that exceeds the limit, but cannot prevent it.
+    missing features that the run itself looks after, as ``watch_words`` says, but cannot prevent from being broken.
     ``reason`` and ``hint`` say why the provider is unavailable, and the one command that would change that.
     A provider with ``needs_image`` makes workspaces only from an image.
     """
@@ -59,6 +64,10 @@ class Probe(Struct, frozen=True):
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing
+
+    def watch_words(self, feature: Feature) -> str:
+        """Return what the run does about a ``watched`` feature."""
+        return _WATCHED[feature]
 
     def on_shared_disk(self) -> Probe:
         """The probe for a workspace that shares its disk: an adopted tree, or one of a shared project."""

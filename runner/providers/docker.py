@@ -167,13 +167,14 @@ class DockerProvider:
         versions: dict[str, str] = {}
         try:
             _check_user(self.name)
+            daemon = self._engine.socket
             guest = binary.find()
             about = await self._engine.about()
             versions = versions_of(about, guest)
             missing |= missing_limits(about)
             _check_daemon(about, self._runtime)
             await check_runtime(about, self._runtime.program)
-            await trio.to_thread.run_sync(_check_reach, self._engine.socket)
+            await trio.to_thread.run_sync(_check_reach, daemon)
         except ProviderFailed as error:
             return Probe(
                 self.name,

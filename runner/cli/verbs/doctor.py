@@ -156,7 +156,9 @@ def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
         return
     lacking: dict[str, list[str]] = {}
     for feature, why in sorted(probe.missing.items()):
-        if not _by_design(probe, feature):
+        if feature in probe.watched:
+            yield f"    {feature.value}: {probe.watch_words(feature)} ({why})"
+        elif not _by_design(probe, feature):
             lacking.setdefault(why, []).append(feature.value)
     yield from (f"    NOT ENFORCED: {', '.join(features)} ({why})" for why, features in lacking.items())
     designed = [feature.value for feature in sorted(probe.missing) if _by_design(probe, feature)]
