@@ -282,12 +282,7 @@ class Engine:
         from requests.exceptions import RequestException
 
         try:
-            if self.host.startswith("unix:"):
-                version = _ping(self.socket, self.timeout)
-                made = APIClient(f"unix://{self.socket}", version, self.timeout * _START_FACTOR)
-            else:
-                made = self._client(self.timeout * _START_FACTOR)
-            with closing(made) as client:
+            with closing(self._client(self.timeout * _START_FACTOR)) as client:
                 return act(client)
         except ImageNotFound as error:
             name = _text(error).rpartition("such image: ")[2]  # some say it twice
@@ -301,12 +296,14 @@ class Engine:
             raise unreachable(self, error) from error
 
     def _client(self, timeout: float) -> APIClient:
+        if self.host.startswith("unix:"):
+            return self._connected(_ping(self.socket, self.timeout), timeout)
         if self._version is None:
             with closing(self._connected(_OLDEST, timeout)) as client:
                 self._version = str(client.version(api_version=False)["ApiVersion"])
         return self._connected(self._version, timeout)
 
-    def _connected(self, version: str, timeout: float) -> APIClient:
+    def _connected(self, version: str | None, timeout: float) -> APIClient:
         """Make a client that asks nothing before its first call."""
         from docker import APIClient
         from docker.tls import TLSConfig

@@ -18,7 +18,7 @@ import pytest
 
 from runner.cli.main import BUG
 from tests.support.forked import FORKS
-from tests.support.situations import document
+from tests.support.situations import document, open_to_all
 
 NOBODY = 65534
 MANIFESTS = "---\n".join(
@@ -57,13 +57,6 @@ VALUES = (
     *("http://[::1", "https://u:p@h/?q", "tcp://999.9.9.9:x", "unix://", "unix:///nowhere", "ssh://", "npipe://x", ":"),
     *("local,nowhere", "gvisor", "5m", "10G", "~", "$HOME", "%s", "{{ x }}", "\u0661", "1_000"),
 )
-
-
-def open_to_all(path: Path) -> None:
-    """Let others into a folder of pytest's, which opens its own to their owner only."""
-    for folder in (path, *path.parents):
-        if folder.stat().st_mode & 0o077 == 0:
-            folder.chmod(0o755)
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ class Project:
     home: Path
     env: dict[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()  # a command that the runner is started by
+    user: int | None = None  # who runs it, if not who runs the tests
 
     @property
     def manifest(self) -> Path:
@@ -128,7 +129,7 @@ class Project:
 
     def runner(self, *arguments: str, timeout: float = 60) -> Done:
         if not self.within and not any(name.startswith(("PYTHON", "LC_", "LANG")) for name in self.env):
-            return Done(*FORKS.run(arguments, cwd=self.folder, env=self.variables, timeout=timeout))
+            return Done(*FORKS.run(arguments, cwd=self.folder, env=self.variables, timeout=timeout, user=self.user))
         process = self.start(*arguments)
         try:
             out, err = process.communicate(timeout=timeout)
@@ -205,6 +206,13 @@ def until(condition: Callable[[], object], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.01)
+
+
+def open_to_all(path: Path) -> None:
+    """Let others into a folder of pytest's, which opens its own to their owner only."""
+    for folder in (path, *path.parents):
+        if folder.stat().st_mode & 0o077 == 0:
+            folder.chmod(0o755)
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

@@ -30,7 +30,7 @@ async def perform(body: SaveBody, run: RunContext) -> Outcome:
         return succeeded("nothing to save")
     await run.end_processes()
     provider, handle = run.require()
-    await run.retry("fetching the workspace", partial(provider.retrieve, handle))
+    await provider.retrieve(handle)
     outputs, warnings = await trio.to_thread.run_sync(_deliver_output, body, run)
     warnings += await trio.to_thread.run_sync(changed, run)
     scan = run.scan or await scan_tree(run, STEP, body.policies)
