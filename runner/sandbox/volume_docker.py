@@ -404,7 +404,7 @@ def _volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
     home = kept("home", handle.private / "home", PATHS.home)
     if spec.fresh_home:
         home = passing(handle.private / "scratch", PATHS.home, writable=True)
-    below = [replace(mount, target=posixpath.join(PATHS.workspace, mount.target)) for mount in spec.dependencies]
+    below = [(mount.source, posixpath.join(PATHS.workspace, mount.target)) for mount in spec.dependencies]
     return [
         tree,
         home,
@@ -412,7 +412,7 @@ def _volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
         passing(handle.private / "runner", PATHS.runner, writable=False),
         *(passing(mount.source, mount.target, writable=mount.writable) for mount in spec.mounts),
         *(sent_once(Path(toolchain), toolchain) for toolchain in spec.toolchains),
-        *(passing(mount.source, mount.target, writable=True) for mount in below),
+        *(passing(source, target, writable=True) for source, target in below),
     ]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from runner.core.errors import BadDirectory, ProviderUnavailable, UnknownPlugin, UsageError, nearest
 from runner.core.ids import IMAGE_HINT, is_image
