@@ -49,25 +49,11 @@ SHELLS = {"claude": "Bash", "gemini": "run_shell_command"}  # of those that can 
 READERS = {"claude": ("Read",), "gemini": ("read_file",)}
 
 _LONGEST = 240  # characters of a text that are kept
-_UNREAD = frozenset(
-    {
-        "agents",
-        "annotations",
-        "capabilities",
-        "iterations",
-        "memory_paths",
-        "messaging_socket_path",
-        "model_usage_since_last_result",
-        "models",
-        "plugins",
-        "skills",
-        "slash_commands",
-        "subagent_stats",
-        "terminal_slash_commands",
-        "tools",
-        "usage",
-    }
-)
+_UNREAD = {
+    *("agents", "annotations", "capabilities", "iterations", "memory_paths", "messaging_socket_path"),
+    *("model_usage_since_last_result", "models", "plugins", "skills", "slash_commands", "subagent_stats"),
+    *("terminal_slash_commands", "tools", "usage"),
+}
 _SESSION = "6f2a5a0e-0000-4000-8000-000000000001"
 _IDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TIMES = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|(?<=\"created\": )\d{10}")
@@ -156,11 +142,7 @@ async def _play(name: str, agent: CliAgent, case: Case, root: Path) -> tuple[Exi
             await trio.run_process(furnishing)
         if prepared.login and case.key:
             await trio.run_process(prepared.login, stdin=case.key.encode(), env=env, capture_stderr=True)
-        standard = {
-            "LLM_MODEL": MODELS[name],
-            "SESSION_ID": "6f2a5a0e-0000-4000-8000-000000000001",
-            "PATH": "/usr/bin:/bin",
-        }
+        standard = {"LLM_MODEL": MODELS[name], "SESSION_ID": _SESSION, "PATH": "/usr/bin:/bin"}
         standard |= {"AGENT_MAX_TURNS": str(case.limit)} if case.limit else {}
         standard |= {"AGENT_ALLOWED_TOOLS": ",".join(tools)} if tools is not None else {}
         argv = await read_command(shipped("runners") / f"{name}.sh", standard)

@@ -34,7 +34,6 @@ def test_every_single_character_comes_back() -> None:
 
 
 def test_an_accepted_line_means_to_bash_what_it_means_here(tmp_path: Path) -> None:
-    """Lines of every special character: either refused, or Bash reads the same words."""
     source = random.Random(4821)
     alphabet = [*"aZ10=:~#-,%@+/ \t'\"\\$`;|&<>(){}*?[]!^é", "'a'", "$'", '"', "\\", " ", "\\x41", "\\u00e9", "\\101"]
     lines: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ from runner.ports.agent import AgentResult
 from tests.agents.record_transcripts import TRANSCRIPTS
 from tests.agents.test_transcripts import CASES, cli_of
 
-MADE = "$ echo made > made.txt"
+MADE, DONE = "$ echo made > made.txt", "All done."
 
 
 def said(name: str, lines: list[str]) -> list[str]:
@@ -24,28 +24,17 @@ def said(name: str, lines: list[str]) -> list[str]:
     return [line for line in shown.split("\n") if line.strip()]
 
 
+FAILING = ["$ exit 3", "[exit 3]", "$ cat > x <<'EOF'", "line", "EOF", "false", "[exit 1]", DONE]
 SAID = {
-    ("claude", "finished"): [MADE, "All done."],
+    ("claude", "finished"): [MADE, DONE],
     ("claude", "turn-limit"): ["$ true", "$ true"],
-    **{
-        (name, "failing-command"): [
-            "$ exit 3",
-            "[exit 3]",
-            "$ cat > x <<'EOF'",
-            "line",
-            "EOF",
-            "false",
-            "[exit 1]",
-            "All done.",
-        ]
-        for name in ("claude", "codex", "gemini", "goose")
-    },
+    **{(name, "failing-command"): FAILING for name in ("claude", "codex", "gemini", "goose")},
     ("claude", "wrong-key"): ["! Failed to authenticate. API Error: 401 scripted 401"],
-    ("codex", "finished"): [MADE, "All done."],
+    ("codex", "finished"): [MADE, DONE],
     ("codex", "over-quota"): ["! exceeded retry limit, last status: 429 Too Many Requests"] * 2,
-    ("gemini", "finished"): [MADE, "All done."],
+    ("gemini", "finished"): [MADE, DONE],
     ("gemini", "unknown-model"): ["! [API Error: scripted 404]"],
-    ("goose", "finished"): [MADE, "All done."],
+    ("goose", "finished"): [MADE, DONE],
 }
 
 
@@ -102,14 +91,19 @@ def test_the_script_agent_says_what_it_prints() -> None:
 
 LIMITED = "I've reached the maximum number of actions I can do without user input. Would you like me to continue?"
 ERROR = '{"error": {\n  "code": 500, "message": "down"\n}}'
+
+
+def message(kind: str, /, *content: object, **more: object) -> dict[str, object]:
+    return {"type": kind, "message": {"content": content, **more}}
+
+
+WORDS = {"type": "text", "text": "I look\ndeeper."}
+PIECE = {"type": "message", "role": "assistant", "delta": True}
 SPOKE: dict[str, list[object]] = {
     "claude": [
-        {"type": "assistant", "message": {"content": [{"type": "text", "text": "I look\ndeeper."}]}},
-        {
-            "type": "assistant",
-            "message": {"content": [{"type": "tool_use", "name": "Bash", "input": {"command": "x"}}]},
-        },
-        {"type": "assistant", "is_api_error_message": True, "message": {"content": [{"type": "text", "text": ERROR}]}},
+        message("assistant", WORDS),
+        message("assistant", {"type": "tool_use", "name": "Bash", "input": {"command": "x"}}),
+        {**message("assistant", {"type": "text", "text": ERROR}), "is_api_error_message": True},
     ],
     "codex": [
         {"type": "item.completed", "item": {"type": "agent_message", "text": "I look\ndeeper."}},
@@ -117,21 +111,14 @@ SPOKE: dict[str, list[object]] = {
         {"type": "turn.failed", "error": {"message": ERROR}},
     ],
     "gemini": [
-        {"type": "message", "role": "assistant", "delta": True, "content": "I lo"},
-        {"type": "message", "role": "assistant", "delta": True, "content": "ok\ndeeper."},
+        {**PIECE, "content": "I lo"},
+        {**PIECE, "content": "ok\ndeeper."},
         {"type": "result", "status": "error", "error": {"message": ERROR}},
     ],
     "goose": [
-        {
-            "type": "message",
-            "message": {
-                "role": "assistant",
-                "content": [{"type": "text", "text": "I look\ndeeper."}],
-                "metadata": {"inference": {"provider": "openai"}},
-            },
-        },
-        {"type": "message", "message": {"role": "assistant", "content": [{"type": "text", "text": LIMITED}]}},
-        {"type": "message", "message": {"role": "assistant", "content": [{"type": "error", "message": ERROR}]}},
+        message("message", WORDS, role="assistant", metadata={"inference": {"provider": "openai"}}),
+        message("message", {"type": "text", "text": LIMITED}, role="assistant"),
+        message("message", {"type": "error", "message": ERROR}, role="assistant"),
     ],
 }
 

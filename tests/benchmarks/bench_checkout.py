@@ -9,13 +9,10 @@ The methods take turns; medians are printed, wall and CPU (children included). T
 from __future__ import annotations
 
 import random
-import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +20,9 @@ import trio
 
 from runner.git.binary import GitBinary
 from runner.git.dulwich import GitDulwich
+from tests.benchmarks.measure import Cost, cost, medians
 from tests.benchmarks.sizes import rounds
+from tests.support.folder_contents import folder
 
 FILES, FILE_BYTES = 10_000, 10_000
 ENV = {
@@ -50,15 +49,10 @@ def archive(git: str, repository: Path, commit: str, into: Path) -> None:
         subprocess.run(["tar", "-x", "-C", str(into)], stdin=packed.stdout, check=True)
 
 
-def cpu() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
-
-
 def main(rounds: int) -> None:
     git = shutil.which("git")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        room = Path(folder)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        room = Path(name)
         commit = make_repository(room / "source", git)
         private = room / "private"
         trio.run(lambda: GitBinary(git).fetch(room / "source", commit, into=private, depth=None))
@@ -67,18 +61,15 @@ def main(rounds: int) -> None:
             "git": lambda into: trio.run(GitBinary(git).materialise, private, commit, into),
             "dulwich": lambda into: trio.run(GitDulwich().materialise, private, commit, into),
         }
-        took: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
+        took: dict[str, list[Cost]] = {name: [] for name in methods}
         for _ in range(rounds):
             for name, method in methods.items():
-                into = room / "into"
-                into.mkdir()
-                wall, used = time.perf_counter(), cpu()
-                method(into)
-                took[name].append((time.perf_counter() - wall, cpu() - used))
+                into = folder(room / "into")
+                took[name].append(cost(lambda into=into, method=method: method(into)))
                 shutil.rmtree(into)
-    floor = statistics.median(wall for wall, _ in took["archive | tar"])
-    for name, times in took.items():
-        wall, used = (statistics.median(column) for column in zip(*times, strict=True))
+    found = medians(took)
+    floor = found["archive | tar"][0]
+    for name, (wall, used) in found.items():
         print(f"{name:14} wall {wall:6.3f} s  cpu {used:6.3f} s  {wall / floor:5.2f} x archive | tar")
 
 

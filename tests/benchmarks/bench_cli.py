@@ -5,12 +5,10 @@ Run: ``python tests/benchmarks/bench_cli.py``. Medians; asserts nothing. The tar
 
 from __future__ import annotations
 
-import resource
-import statistics
-import subprocess
-import sys
-import time
+from functools import partial
 
+from tests.benchmarks import measure
+from tests.benchmarks.measure import Cost, in_turns, python
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(21)
@@ -22,21 +20,9 @@ COMMANDS = {
 }
 
 
-def cost(arguments: list[str]) -> tuple[float, float]:
-    """Wall and CPU seconds."""
-    before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.perf_counter() - wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def medians() -> dict[str, list[float]]:
-    """Wall and CPU seconds of each command."""
-    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
-    for _ in range(ROUNDS):
-        for name, arguments in COMMANDS.items():
-            costs[name].append(cost(arguments))
-    return {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in costs.items()}
+def medians() -> dict[str, Cost]:
+    """Seconds of each command."""
+    return measure.medians(in_turns(ROUNDS, {name: partial(python, *words) for name, words in COMMANDS.items()}))
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import trio
@@ -24,35 +23,21 @@ from runner.core.settings import Settings
 from runner.git.binary import GitBinary
 from runner.git.remote import RemoteAccess
 from runner.safefs import trees
-from tests.benchmarks.bench_checkout import ENV, cpu, make_repository
+from tests.benchmarks.bench_checkout import ENV, make_repository
+from tests.benchmarks.measure import Cost, since
 from tests.benchmarks.sizes import rounds
 from tests.support.git_servers import https
 
-Took = tuple[float, float]  # seconds, wall and CPU
 
-
-def since(begun: Took = (0, 0)) -> Took:
-    return time.perf_counter() - begun[0], cpu() - begun[1]
-
-
-def clone(git: str, url: str, env: dict[str, str], into: Path, *words: str) -> Took:
+def clone(git: str, url: str, env: dict[str, str], into: Path, *words: str) -> Cost:
     begun = since()
-    argv = [
-        git,
-        "-c",
-        f"http.sslCAInfo={env['SSL_CERT_FILE']}",
-        "clone",
-        "--quiet",
-        "--depth=1",
-        *words,
-        url,
-        str(into),
-    ]
+    trusting = f"http.sslCAInfo={env['SSL_CERT_FILE']}"
+    argv = [git, "-c", trusting, "clone", "--quiet", "--depth=1", *words, url, str(into)]
     subprocess.run(argv, env=ENV | {"PATH": os.environ["PATH"]}, check=True)
     return since(begun)
 
 
-async def bring(git: GitBinary, url: str, commit: str, into: Path) -> tuple[Took, Took]:
+async def bring(git: GitBinary, url: str, commit: str, into: Path) -> tuple[Cost, Cost]:
     """What the objects took, and what these and the files."""
     begun = since()
     await git.fetch_url(url, commit, into=into / "private", depth=1)
@@ -64,7 +49,7 @@ async def bring(git: GitBinary, url: str, commit: str, into: Path) -> tuple[Took
 
 def main(rounds: int) -> None:
     git = shutil.which("git")
-    took: dict[str, list[tuple[Took, Took]]] = {name: [] for name in ("git clone", "cold", "warm", "next")}
+    took: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in ("git clone", "cold", "warm", "next")}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         room = Path(folder)
         source = room / "served" / "source"

@@ -8,11 +8,8 @@ open workspace with ``docker exec``; standard output, 1 GiB or for gVisor 64 MiB
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import trio
@@ -21,6 +18,7 @@ from runner.core.model import Limits
 from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.docker import RUNC, ContainerRuntime, DockerProvider
 from runner.providers.gvisor import RUNSC
+from tests.benchmarks.measure import side_by_side
 from tests.support import dockerd
 
 OPENINGS, COMMANDS, FLOODS = 15, 50, 3
@@ -34,21 +32,6 @@ WALLS = (
 
 def docker(*words: str) -> None:
     subprocess.run(["docker", "--host", dockerd.host(), *words], check=True, stdout=subprocess.DEVNULL)
-
-
-async def in_turns(
-    count: int, action: Callable[[], Awaitable[object]], other: Callable[[], object]
-) -> tuple[float, float]:
-    """Median wall seconds of each."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(count):
-        start = time.perf_counter()
-        await action()
-        middle = time.perf_counter()
-        other()
-        times[0].append(middle - start)
-        times[1].append(time.perf_counter() - middle)
-    return statistics.median(times[0]), statistics.median(times[1])
 
 
 async def one(workspace: Workspace) -> None:
@@ -94,26 +77,15 @@ async def measure(runtime: ContainerRuntime, size: int) -> None:
                 await one(workspace)
 
         run = ("run", "--rm", f"--runtime={runtime.program}", *WALLS, dockerd.IMAGE, "/bin/true")
-        client = await in_turns(OPENINGS, whole, lambda: docker(*run))
+        client = await side_by_side(OPENINGS, whole, lambda: docker(*run))
         show("open, /bin/true, close", *client, beside="docker run --rm")
         async with provider.open(handle, SandboxSpec()) as workspace:
-            name = subprocess.run(
-                [
-                    "docker",
-                    "--host",
-                    dockerd.host(),
-                    "ps",
-                    "--quiet",
-                    "--filter",
-                    f"label=runner.workspace={handle.id}",
-                ],
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout.strip()
-            command = await in_turns(COMMANDS, lambda: one(workspace), lambda: docker("exec", name, "/bin/true"))
+            ours = f"--filter=label=runner.workspace={handle.id}"
+            words = ["docker", "--host", dockerd.host(), "ps", "--quiet", ours]
+            name = subprocess.check_output(words, text=True).strip()
+            command = await side_by_side(COMMANDS, lambda: one(workspace), lambda: docker("exec", name, "/bin/true"))
             show("/bin/true in an open workspace", *command, beside="docker exec")
-            stream = await in_turns(FLOODS, lambda: flood(workspace, size), lambda: flood_by_client(name, size))
+            stream = await side_by_side(FLOODS, lambda: flood(workspace, size), lambda: flood_by_client(name, size))
             ours, theirs = (size / seconds / 1e6 for seconds in stream)
             print(f"stdout {ours:.0f} MB/s; docker exec {theirs:.0f} MB/s: {ours / theirs:.2f}")
         await provider.destroy(handle)

@@ -5,14 +5,10 @@ Run: python tests/benchmarks/bench_engine.py. Figures are CPU; compare rows of o
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from itertools import count, pairwise
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, getrusage
 from types import SimpleNamespace
 from typing import cast
 
@@ -25,16 +21,8 @@ from runner.events.events import Event, Recorded
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan, Step
 from runner.runtime.context import RunDependencies, RunPaths
+from tests.benchmarks.measure import doit
 from tests.benchmarks.sizes import amount
-
-DODO = """
-DOIT_CONFIG = {{"verbosity": 0}}
-def noop(): pass
-def task_n():
-    for i in range({count}):
-        yield {{"name": str(i), "actions": [noop], "task_dep": {dep}}}
-"""
-
 
 Needs = dict[str, list[str]]
 
@@ -94,20 +82,6 @@ def whole(needs: Needs) -> float:
     return (time.process_time() - began) * 1e6 / len(needs)
 
 
-def doit(size: int, dep: str) -> float:
-    """CPU microseconds a task, the start of doit itself taken off."""
-
-    def cost(tasks: int) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "dodo.py").write_text(DODO.format(count=tasks, dep=dep))
-            before = getrusage(RUSAGE_CHILDREN)
-            subprocess.run([sys.executable, "-m", "doit"], cwd=folder, check=True, capture_output=True)
-            after = getrusage(RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    return (cost(size) - cost(1)) * 1e6 / size
-
-
 def main() -> None:
     print(f"{'steps':>8} {'shape':<6} {'schedule us/step':>17} {'run us/step':>12} {'doit us/task':>13}")
     for size in map(amount, (1_000, 10_000, 100_000)):
@@ -116,7 +90,7 @@ def main() -> None:
             ("fan", fan(size), "['n:0'] if i else []"),
         ):
             ours = min(schedule(Graph(needs)) for _ in range(3))
-            peer = f"{doit(size, dep):13.0f}" if size <= 10_000 else f"{'-':>13}"
+            peer = f"{doit(size, dep) * 1e6 / size:13.0f}" if size <= 10_000 else f"{'-':>13}"
             print(f"{size:>8} {shape:<6} {ours:>17.1f} {whole(needs):>12.1f} {peer}")
 
 

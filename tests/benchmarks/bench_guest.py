@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -22,25 +21,13 @@ import trio
 from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.local import LocalProvider
 from runner.providers.process import ProcessProvider
+from tests.benchmarks.measure import side_by_side
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(400)
 MIB = 1 << 20
 FLOOD = ["head", "-c", str(1024 * MIB), "/dev/zero"]
 GRACE = 1.0
-
-
-async def median(action: Callable[[], Awaitable[object]], other: Callable[[], object]) -> tuple[float, float]:
-    """Wall seconds of each, in turns."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        await action()
-        middle = time.perf_counter()
-        other()
-        times[0].append(middle - start)
-        times[1].append(time.perf_counter() - middle)
-    return statistics.median(times[0]), statistics.median(times[1])
 
 
 def plain() -> None:
@@ -123,7 +110,7 @@ async def main() -> None:
         for provider in (LocalProvider(Path(folder), grace=GRACE), ProcessProvider(Path(folder), grace=GRACE)):
             handle = await provider.create(WorkspaceRequest("bench", "run", "nonce"))
             async with provider.open(handle, SandboxSpec()) as workspace:
-                ours, host = await median(lambda w=workspace: one(w), plain)
+                ours, host = await side_by_side(ROUNDS, lambda w=workspace: one(w), plain)
                 print(f"{provider.name}: /bin/true {ours * 1e3:.2f} ms; ", end="")
                 print(f"plain spawn {host * 1e3:.2f} ms: {ours / host:.2f}")
                 print(f"  100 at once in {await many(workspace, 100):.2f} s, ", end="")

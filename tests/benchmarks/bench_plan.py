@@ -7,12 +7,10 @@ rows of one run only.
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from resource import RUSAGE_SELF, getrusage
 
 import trio
 from msgspec.structs import replace
@@ -27,9 +25,11 @@ from runner.plan.model import Step
 from runner.spec.model import Facts, RunSpec
 from runner.spec.resolve import resolve
 from runner.spec.select import select
+from tests.benchmarks.measure import doit
 from tests.benchmarks.sizes import amount, rounds
 
 ROUNDS = rounds(5)
+NEEDS = "['n:%d' % (i - 1)] if i else []"
 MANIFESTS = """
 apiVersion: runner/v1
 kind: AgentType
@@ -47,14 +47,6 @@ spec:
   agent_type: worker
   prompt: Fix it.
   verify: {files: {required: [README]}, commands: [{run: [make, check]}]}
-"""
-
-DODO = """
-DOIT_CONFIG = {{"verbosity": 0}}
-def noop(): pass
-def task_n():
-    for i in range({count}):
-        yield {{"name": str(i), "actions": [noop], "task_dep": ["n:%d" % (i - 1)] if i else []}}
 """
 
 
@@ -104,21 +96,6 @@ def graph(steps: int) -> float:
     return time.process_time() - began
 
 
-def doit(count: int) -> float:
-    """CPU seconds that ``doit list --all`` takes beyond that of one task."""
-
-    def cost(tasks: int) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "dodo.py").write_text(DODO.format(count=tasks))
-            before = getrusage(RUSAGE_CHILDREN)
-            command = [sys.executable, "-m", "doit", "list", "--all", "--quiet"]
-            subprocess.run(command, cwd=folder, check=True, capture_output=True)
-            after = getrusage(RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    return cost(count) - cost(1)
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         spec, facts = one_spec(Path(folder))
@@ -127,8 +104,9 @@ def main() -> None:
         measured = [compiled(spec, facts, count) for _ in range(ROUNDS)]
         (least, steps), median = min(measured), statistics.median(took for took, _ in measured)
         peak = getrusage(RUSAGE_SELF).ru_maxrss / 1024
+        theirs = doit(count, NEEDS, "list", "--all", "--quiet")
         row = (least * 1e3, median * 1e3, graph(count) * 1e3, peak)
-        print(f"{steps:>8}", *(f"{figure:>9.0f}" for figure in row), f"{doit(count) * 1e3:>13.0f}")
+        print(f"{steps:>8}", *(f"{figure:>9.0f}" for figure in row), f"{theirs * 1e3:>13.0f}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Run: ``python tests/benchmarks/bench_redact.py``. Prints medians of MB a second 
 from __future__ import annotations
 
 import base64
-import os
 import random
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import runner
 from runner.core.redact import Redactor
+from tests.benchmarks.measure import cost
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(5)
@@ -54,13 +54,8 @@ def squeezed(text: bytes) -> None:
 
 
 def measure(action: Callable[[], object]) -> float:
-    """MB a second of CPU, that of ended children included."""
-    times = []
-    for _ in range(ROUNDS):
-        before = sum(os.times()[:4])
-        action()
-        times.append(sum(os.times()[:4]) - before)
-    return SIZE / 1e6 / statistics.median(times)
+    """MB a second of CPU."""
+    return SIZE / 1e6 / statistics.median(cost(action)[1] for _ in range(ROUNDS))
 
 
 def main() -> None:

@@ -9,33 +9,21 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from runner.policy.paths import PathPolicy
 from runner.runtime.tree_scan import scan
 from runner.safefs import listing, safe_open
+from tests.benchmarks.measure import in_turns, medians
 from tests.benchmarks.sizes import amount, rounds
+from tests.policy.test_paths import DOCUMENTED
 
 ROUNDS = rounds(7)
-POLICY = PathPolicy(
-    allowed=("**",),
-    forbidden=(
-        "**/.env",
-        "**/.env.*",
-        "**/secrets/**",
-        "**/*.pem",
-        "**/*.key",
-        "**/credentials.json",
-        "**/service-account*.json",
-    ),
-    max_file_size=10 << 20,
-)
+POLICY = PathPolicy(("**",), DOCUMENTED, 10 << 20)
 
 
 def make_tree(root: Path, files: int) -> None:
@@ -45,13 +33,6 @@ def make_tree(root: Path, files: int) -> None:
             directory.mkdir(parents=True)
         name = "key.pem" if number % 5000 == 0 else f"some_source_file_{number % 100}.py"
         os.close(os.open(directory / name, os.O_CREAT))
-
-
-def measure(action: Callable[[], object]) -> tuple[float, float]:
-    """Wall and CPU seconds, those of ended children included."""
-    cpu, wall = sum(os.times()[:4]), time.perf_counter()
-    action()
-    return time.perf_counter() - wall, sum(os.times()[:4]) - cpu
 
 
 def listed(root: Path) -> None:
@@ -77,14 +58,10 @@ def main() -> None:
         if shutil.which("rg"):
             command = ["rg", "--files", "--hidden", "--no-ignore", folder]
             actions["rg --files"] = lambda: subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
         actions["scan"]()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for _ in range(ROUNDS):
-            for name, action in actions.items():
-                times[name].append(measure(action))
+        median = medians(in_turns(ROUNDS, actions))
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    median = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in times.items()}
     floor = median.get("rg --files", median["listed"])
     for name, (wall, cpu) in median.items():
         ratio = f"ratio wall {wall / floor[0]:.2f} cpu {cpu / floor[1]:.2f}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import statistics
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ import trio
 
 from runner.events.events import RunStarted, StepStarted, WarningIssued, encode
 from runner.store.sqlite import open_store, scripts
+from tests.benchmarks.measure import Cost, cost, medians, since
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(5)
@@ -51,16 +51,8 @@ def bare(folder: Path, batches: int, size: int, *, encoding: bool) -> Callable[[
     return run
 
 
-def measure_point() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
-
-
-def since(before: tuple[float, float]) -> tuple[float, float]:
-    return time.perf_counter() - before[0], time.process_time() - before[1]
-
-
 def compare(parent: str | None, batches: int, size: int) -> None:
-    columns: dict[str, list[tuple[float, float]]] = {"bare": [], "bare+encode": [], "ours": []}
+    columns: dict[str, list[Cost]] = {"bare": [], "bare+encode": [], "ours": []}
     for _ in range(ROUNDS):
         for name, samples in columns.items():
             with tempfile.TemporaryDirectory(dir=parent) as folder:
@@ -68,20 +60,18 @@ def compare(parent: str | None, batches: int, size: int) -> None:
                     samples.append(trio.run(_ours, Path(folder), batches, size))
                 else:
                     action = bare(Path(folder), batches, size, encoding=name == "bare+encode")
-                    before = measure_point()
-                    action()
-                    samples.append(since(before))
-    medians = {name: [statistics.median(c) for c in zip(*rows, strict=True)] for name, rows in columns.items()}
+                    samples.append(cost(action))
+    found = medians(columns)
     per = 1e6 / (batches * size)
-    shown = "  ".join(f"{name} {wall * per:7.1f} {cpu * per:6.1f}" for name, (wall, cpu) in medians.items())
-    wall, cpu = (mine / theirs for mine, theirs in zip(medians["ours"], medians["bare+encode"], strict=True))
+    shown = "  ".join(f"{name} {wall * per:7.1f} {cpu * per:6.1f}" for name, (wall, cpu) in found.items())
+    wall, cpu = (mine / theirs for mine, theirs in zip(found["ours"], found["bare+encode"], strict=True))
     print(f"batch {size:4}  us/event (wall cpu): {shown}  ratio to bare+encode: wall {wall:.2f} cpu {cpu:.2f}")
 
 
-async def _ours(folder: Path, batches: int, size: int) -> tuple[float, float]:
+async def _ours(folder: Path, batches: int, size: int) -> Cost:
     async with open_store(folder / "ours.db", now=lambda: 1, entropy=os.urandom) as store:
         await store.append("a", [STARTED])
-        before = measure_point()
+        before = since()
         for _ in range(batches):
             await store.append("a", [EVENT] * size)
         return since(before)

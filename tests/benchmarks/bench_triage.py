@@ -11,7 +11,6 @@ kept warm, beyond the bare CLI. The target of both is 150 ms, where Goose takes 
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import statistics
 import subprocess
@@ -33,11 +32,10 @@ from runner.ports.agent import ModelAccess
 from runner.ports.provider import Paths
 from runner.sandbox.bwrap import binary
 from runner.steps.agent.home import furnish
+from tests.benchmarks.measure import Cost, cost
 from tests.benchmarks.sizes import rounds
 from tests.cli.test_agent_clis import PLACE
 from tests.support import dockerd
-
-Cost = tuple[float, float]
 
 ROUNDS = rounds(11)
 TURNS = [Turn(run="cat incident.json"), Turn(say="done")]
@@ -75,12 +73,8 @@ print("TIMES", *(b - a for one, two in zip(marks, marks[1:]) for a, b in zip(one
 
 
 def timed(argv: list[str], env: Mapping[str, str], cwd: Path, stdin: bytes = b"") -> Cost:
-    """Wall and CPU seconds of a command and all that it waited for."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(argv, env=env, cwd=cwd, input=stdin, capture_output=True)
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    """Of a command and all that it waited for."""
+    return cost(lambda: subprocess.run(argv, env=env, cwd=cwd, input=stdin, capture_output=True, check=True))
 
 
 async def asking(work: Callable[[int], Cost]) -> Cost:

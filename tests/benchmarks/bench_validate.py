@@ -6,14 +6,13 @@ ratio of 1.0. What pydantic and ruamel cost before they have read anything is th
 
 from __future__ import annotations
 
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from shutil import copy
 
+from tests.benchmarks.measure import cost, in_turns, python
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(15)
@@ -66,14 +65,6 @@ spec:
 """
 
 
-def cost(arguments: list[str]) -> float:
-    """CPU seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -85,16 +76,14 @@ def main() -> None:
             "runner validate": ["-m", "runner", "validate", str(folder / "selftest.runner.yaml")],
             "pydantic and ruamel alone": ["-c", LIBRARIES],
         }
-        costs: dict[str, list[float]] = {label: [] for label in commands}
-        for _ in range(ROUNDS):
-            for label, arguments in commands.items():
-                costs[label].append(cost(arguments))
+        costs = in_turns(ROUNDS, {label: partial(python, *words) for label, words in commands.items()})
         for label, figures in costs.items():
-            ratio = statistics.median(a / b for a, b in zip(figures, costs[YARDSTICK], strict=True))
-            print(f"{label:28} cpu {statistics.median(figures) * 1e3:5.0f} ms  ratio {ratio:.2f}")
+            ratio = statistics.median(a / b for (_, a), (_, b) in zip(figures, costs[YARDSTICK], strict=True))
+            print(f"{label:28} cpu {statistics.median(cpu for _, cpu in figures) * 1e3:5.0f} ms  ratio {ratio:.2f}")
         text = "".join(AGENT.format(n=n) for n in range(1000))
         (folder / "many.runner.yaml").write_text(text)
-        took = min(cost(["-m", "runner", "validate", str(folder / "many.runner.yaml")]) for _ in range(3))
+        validate = partial(python, "-m", "runner", "validate", str(folder / "many.runner.yaml"))
+        took = min(cost(validate)[1] for _ in range(3))
         print(f"1,000 documents, {text.count(chr(10)):,} lines: cpu {took:.2f} s")
 
 

@@ -6,7 +6,8 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from runner.core.errors import BadKubeconfig, ClusterDenied, CredentialFailed, I
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
 from runner.ports.cluster import ClusterGrant, ClusterRequest
-from tests.cluster.test_session import PODS, connected, sockets
-from tests.support.kubernetes import NAMESPACE, TOKEN, Api, serving
+from tests.cluster.test_session import PODS, Line, api, connected, sockets
+from tests.support.folder_contents import put
+from tests.support.kubernetes import NAMESPACE, TOKEN, Api
 
 V1, BETA = "client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"
 TOLD = """
@@ -37,10 +39,7 @@ with open(here + "/told", "a") as file:
 """
 
 
-@pytest.fixture
-def api(authority: Path) -> Iterator[Api]:
-    with serving(authority) as found:
-        yield found
+__all__ = ["api"]
 
 
 def answer(version: str = V1, **status: Any) -> str:
@@ -61,8 +60,7 @@ class Situation:
     def program(self, text: str, name: str = "plug") -> None:
         """Python, unless it says what else it is."""
         path = self.folder / name
-        path.write_text(text if text.startswith("#!") else f"#!/usr/bin/env python3\n{TOLD}\n{text}\n")
-        path.chmod(0o755)
+        put(path, text if text.startswith("#!") else f"#!/usr/bin/env python3\n{TOLD}\n{text}\n", 0o755)
 
     def prints(self, text: str) -> None:
         self.program(f"sys.stdout.write({text!r})")
@@ -79,6 +77,12 @@ class Situation:
         target = self.target()
         program = target.plug_in.sha256 if target.plug_in else ""
         return ClusterGrant(str(self.config), target.context, target.server, NAMESPACE, program)
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[Line]:
+        told: list[ClusterRequest] = []
+        async with self.clusters.open(self.grant(), told.append) as session, connected(session, told, sockets) as line:
+            yield line
 
     async def reach(self) -> None:
         with trio.fail_after(120):
@@ -419,11 +423,7 @@ async def test_a_refused_credential_is_asked_for_again_once(situation: Situation
         ".replace('COUNT', '0' * count))"
     )
     situation.api.tokens = {"token-0"}
-    told: list[ClusterRequest] = []
-    async with (
-        situation.clusters.open(situation.grant(), told.append) as session,
-        connected(session, told, sockets) as line,
-    ):
+    async with situation.line() as line:
         first = await line.get(PODS)
         situation.api.tokens = {"token-00"}
         situation.later()
@@ -438,11 +438,7 @@ async def test_a_refused_credential_is_asked_for_again_once(situation: Situation
 
 async def test_a_program_that_fails_under_way_is_not_run_for_each_request(situation: Situation) -> None:
     situation.prints(answer(token=TOKEN, expirationTimestamp="2999-01-01T00:00:00Z"))
-    told: list[ClusterRequest] = []
-    async with (
-        situation.clusters.open(situation.grant(), told.append) as session,
-        connected(session, told, sockets) as line,
-    ):
+    async with situation.line() as line:
         assert (await line.get(PODS)).status == 200
         situation.program("sys.stderr.write('/home/me/.aws is gone'); sys.exit(1)")
         situation.now = lambda: 99e9
@@ -452,7 +448,7 @@ async def test_a_program_that_fails_under_way_is_not_run_for_each_request(situat
         heard += [await line.get(PODS) for _ in range(3)]
 
     assert [one.status for one in heard] == [502] * 4
-    assert dict(session.credential_errors) == {
+    assert dict(line.session.credential_errors) == {
         "credential plug-in `./plug` of user `me` exited 1: /home/me/.aws is gone": "cluster.credential"
     }
     assert {one.json()["message"] for one in heard} == {"runner: the cluster cannot be reached: its credential is gone"}
@@ -462,11 +458,7 @@ async def test_a_program_that_fails_under_way_is_not_run_for_each_request(situat
 async def test_client_certificates_of_a_program_are_shown_and_replaced(situation: Situation, authority: Path) -> None:
     pem = {f"client{name}Data": (authority / f"client.{end}").read_text() for name, end in _PARTS}
     situation.prints(answer(**pem, expirationTimestamp="2999-01-01T00:00:00Z"))
-    told: list[ClusterRequest] = []
-    async with (
-        situation.clusters.open(situation.grant(), told.append) as session,
-        connected(session, told, sockets) as line,
-    ):
+    async with situation.line() as line:
         first = await line.get(PODS)
         situation.prints(answer(token=TOKEN))
         situation.later()
@@ -508,9 +500,7 @@ def test_no_program_is_named_by_a_kubeconfig_of_others(
 
 def test_a_foreign_file_among_several_stops_the_programs_of_all(situation: Situation) -> None:
     """Its context could lead the credential of another file's program to a server of its own."""
-    (situation.folder / "theirs").mkdir()
-    (situation.folder / "theirs" / "config").write_text("{}")
-    (situation.folder / "theirs" / "config").chmod(0o600)
+    put(situation.folder / "theirs" / "config", "{}", 0o600)
     files = f"{situation.config}:{situation.folder}/theirs/config"
 
     with pytest.raises(KubeconfigRefused):

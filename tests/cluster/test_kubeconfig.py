@@ -14,12 +14,14 @@ import pytest
 from runner.cluster.kubeconfig import ClusterTarget, read_target
 from runner.core.errors import BadKubeconfig, KubeconfigRefused, RunnerError, UnknownContext
 from tests.skills.api_server import Cluster
+from tests.support.folder_contents import put
 from tests.support.kubernetes import CONTEXT, NAMESPACE, TOKEN, Api
 
 NOBODY = 65534
 SERVER = "https://10.2.0.1:6443"
 
-Change = Callable[[dict[str, Any]], None]
+Part = Callable[[dict[str, Any]], dict[str, Any]]
+NO_URL = "not the URL|plain URL"
 
 
 @pytest.fixture
@@ -39,6 +41,11 @@ def user(document: dict[str, Any]) -> dict[str, Any]:
 def cluster(document: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = document["clusters"][0]["cluster"]
     return found
+
+
+def named_at_length(document: dict[str, Any]) -> dict[str, Any]:
+    document["contexts"][0]["name"] = document["current-context"] = "x" * 254
+    return document
 
 
 def b64(path: Path) -> str:
@@ -77,9 +84,7 @@ def test_context_and_namespace_can_be_named(api: Api, tmp_path: Path) -> None:
 
 
 def test_several_files_are_merged_as_kubectl_does(api: Api, tmp_path: Path) -> None:
-    """What comes first wins, and a file that is not there is passed over."""
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "token").write_text("first-token-1\n")
+    put(tmp_path / "one" / "token", "first-token-1\n")
     first = api.write(tmp_path / "one" / "config", {"tokenFile": "token"}, server=SERVER)
     second = api.write(tmp_path / "two", server="https://other.example")
 
@@ -135,43 +140,35 @@ def test_a_token_that_is_renamed_over_is_read_again(api: Api, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("part", "change", "words"),
     [
+        pytest.param(user, {"auth-provider": {"name": "oidc"}}, "`auth-provider`", id="auth-provider"),
+        pytest.param(user, {"as": "root"}, "acts as somebody else", id="impersonation"),
+        pytest.param(user, {"as-groups": ["system:masters"]}, "somebody else", id="group"),
+        pytest.param(cluster, {"insecure-skip-tls-verify": True}, "not verified", id="not verified"),
+        pytest.param(cluster, {"server": "http://10.2.0.1"}, "not reached by https", id="http"),
+        pytest.param(cluster, {"server": "ftp://127.0.0.1"}, "not reached by https", id="ftp"),
+        pytest.param(cluster, {"proxy-url": "http://evil.example"}, "a proxy of its own", id="proxy"),
+        pytest.param(user, {"tokenFile": "/etc/hostname"}, "foreign file `/etc/hostname`", id="token file"),
+        pytest.param(user, {"tokenFile": "../outside"}, "foreign file `../outside`", id="outside"),
+        pytest.param(user, {"tokenFile": "link"}, "foreign file `link`", id="link to outside"),
+        pytest.param(user, {"tokenFile": "open"}, "which others can change", id="open to others"),
         pytest.param(
-            lambda d: user(d).update({"auth-provider": {"name": "oidc"}}), "`auth-provider`", id="auth-provider"
-        ),
-        pytest.param(lambda d: user(d).update({"as": "root"}), "acts as somebody else", id="impersonation"),
-        pytest.param(lambda d: user(d).update({"as-groups": ["system:masters"]}), "somebody else", id="group"),
-        pytest.param(
-            lambda d: cluster(d).update({"insecure-skip-tls-verify": True}), "not verified", id="not verified"
-        ),
-        pytest.param(lambda d: cluster(d).update(server="http://10.2.0.1"), "not reached by https", id="http"),
-        pytest.param(lambda d: cluster(d).update(server="ftp://127.0.0.1"), "not reached by https", id="ftp"),
-        pytest.param(
-            lambda d: cluster(d).update({"proxy-url": "http://evil.example"}), "a proxy of its own", id="proxy"
-        ),
-        pytest.param(
-            lambda d: user(d).update(tokenFile="/etc/hostname"), "foreign file `/etc/hostname`", id="token file"
-        ),
-        pytest.param(lambda d: user(d).update(tokenFile="../outside"), "foreign file `../outside`", id="outside"),
-        pytest.param(lambda d: user(d).update(tokenFile="link"), "foreign file `link`", id="link to outside"),
-        pytest.param(lambda d: user(d).update(tokenFile="open"), "which others can change", id="open to others"),
-        pytest.param(
-            lambda d: user(d).update({"client-certificate": "/proc/self/environ", "client-key": "k"}),
+            user,
+            {"client-certificate": "/proc/self/environ", "client-key": "k"},
             "others|no such|regular|foreign",
             id="foreign certificate",
         ),
     ],
 )
-def test_what_a_kubeconfig_may_not_do(api: Api, tmp_path: Path, change: Change, words: str) -> None:
+def test_what_a_kubeconfig_may_not_do(api: Api, tmp_path: Path, part: Part, change: dict[str, Any], words: str) -> None:
     folder = tmp_path / "kube"
     folder.mkdir()
     (tmp_path / "outside").write_text("outside-token-1")
     (folder / "link").symlink_to(tmp_path / "outside")
-    (folder / "open").write_text("open-token-1")
-    (folder / "open").chmod(0o666)
+    put(folder / "open", "open-token-1", 0o666)
     document = api.kubeconfig(server=SERVER)
-    change(document)
+    part(document).update(change)
     (folder / "config").write_text(json.dumps(document))
 
     with pytest.raises((KubeconfigRefused, BadKubeconfig), match=words) as caught:
@@ -184,8 +181,7 @@ def test_what_a_kubeconfig_may_not_do(api: Api, tmp_path: Path, change: Change, 
 
 def test_certificates_in_a_directory_of_somebody_else_are_refused(api: Api, tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
-    folder.mkdir()
-    (folder / "ca.pem").write_bytes((api.folder / "ca.pem").read_bytes())
+    put(folder / "ca.pem", (api.folder / "ca.pem").read_bytes())
     path = api.write(tmp_path / "kube", server=SERVER)
     (tmp_path / "mine").mkdir()
     path = path.rename(tmp_path / "mine" / "config")
@@ -235,51 +231,42 @@ def test_what_is_no_kubeconfig_is_said(tmp_path: Path, make: Callable[[Path], ob
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("part", "change", "words"),
     [
-        pytest.param(lambda d: cluster(d).update(server="https://a b"), "plain URL|not the URL", id="blank"),
-        pytest.param(lambda d: cluster(d).update(server="https://me:pw@10.2.0.1"), "URL of a cluster", id="user"),
-        pytest.param(lambda d: cluster(d).update(server="https://10.2.0.1/../x"), "URL of a cluster", id="dots"),
-        pytest.param(lambda d: cluster(d).update(server="https://10.2.0.1:port"), "not a URL", id="port"),
-        *(
-            pytest.param(lambda d, server=server: cluster(d).update(server=server), "not the URL|plain URL", id=name)
-            for name, server in {
-                "empty label": "https://a..b/",
-                "long label": f"https://{'a' * 64}/",
-                "long host": f"https://{'a.' * 127}aa/",
-                "wide host": "https://\uff41.example/",
-                "no host": "https://:443",
-                "empty user": "https://@a.example",
-                "empty query": "https://a.example?",
-                "long path": f"https://a.example/{'a' * 2048}",
-            }.items()
-        ),
-        *(
-            pytest.param(
-                lambda d, name=name: cluster(d).update({"tls-server-name": name}), "`tls-server-name` of", id=named
-            )
-            for named, name in {"dots": ".x..y", "wide name": "\u00e9" * 300, "long name": "a" * 300}.items()
-        ),
+        pytest.param(cluster, {"server": "https://a b"}, "plain URL|not the URL", id="blank"),
+        pytest.param(cluster, {"server": "https://me:pw@10.2.0.1"}, "URL of a cluster", id="user"),
+        pytest.param(cluster, {"server": "https://10.2.0.1/../x"}, "URL of a cluster", id="dots"),
+        pytest.param(cluster, {"server": "https://10.2.0.1:port"}, "not a URL", id="port"),
+        pytest.param(cluster, {"server": "https://a..b/"}, NO_URL, id="empty label"),
+        pytest.param(cluster, {"server": f"https://{'a' * 64}/"}, NO_URL, id="long label"),
+        pytest.param(cluster, {"server": f"https://{'a.' * 127}aa/"}, NO_URL, id="long host"),
+        pytest.param(cluster, {"server": "https://\uff41.example/"}, NO_URL, id="wide host"),
+        pytest.param(cluster, {"server": "https://:443"}, NO_URL, id="no host"),
+        pytest.param(cluster, {"server": "https://@a.example"}, NO_URL, id="empty user"),
+        pytest.param(cluster, {"server": "https://a.example?"}, NO_URL, id="empty query"),
+        pytest.param(cluster, {"server": f"https://a.example/{'a' * 2048}"}, NO_URL, id="long path"),
+        pytest.param(cluster, {"tls-server-name": ".x..y"}, "`tls-server-name` of", id="dots in a name"),
+        pytest.param(cluster, {"tls-server-name": "\u00e9" * 300}, "`tls-server-name` of", id="wide name"),
+        pytest.param(cluster, {"tls-server-name": "a" * 300}, "`tls-server-name` of", id="long name"),
+        pytest.param(cluster, {"server": 7}, "`server` of the kubeconfig is not a text", id="number"),
+        pytest.param(cluster, {"certificate-authority-data": "!"}, "not base64", id="base64"),
+        pytest.param(cluster, {"certificate-authority-data": "YQ=="}, "not a certificate", id="ca"),
+        pytest.param(user, {"client-key-data": "YQ=="}, "needs its key", id="half"),
         pytest.param(
-            lambda d: (d["contexts"][0].update(name="x" * 254), d.update({"current-context": "x" * 254})),
-            "has more than 253 characters",
-            id="long context",
-        ),
-        pytest.param(lambda d: cluster(d).update(server=7), "`server` of the kubeconfig is not a text", id="number"),
-        pytest.param(lambda d: cluster(d).update({"certificate-authority-data": "!"}), "not base64", id="base64"),
-        pytest.param(lambda d: cluster(d).update({"certificate-authority-data": "YQ=="}), "not a certificate", id="ca"),
-        pytest.param(lambda d: user(d).update({"client-key-data": "YQ=="}), "needs its key", id="half"),
-        pytest.param(
-            lambda d: user(d).update({"client-key-data": "YQ==", "client-certificate-data": "YQ=="}),
+            user,
+            {"client-key-data": "YQ==", "client-certificate-data": "YQ=="},
             "client certificate of context",
             id="client",
         ),
-        pytest.param(lambda d: user(d).update(token="a\nb"), "holds no token", id="token"),
+        pytest.param(user, {"token": "a\nb"}, "holds no token", id="token"),
+        pytest.param(named_at_length, {}, "has more than 253 characters", id="long context"),
     ],
 )
-def test_values_that_are_none_are_said_and_not_shown(api: Api, tmp_path: Path, change: Change, words: str) -> None:
+def test_values_that_are_none_are_said_and_not_shown(
+    api: Api, tmp_path: Path, part: Part, change: dict[str, Any], words: str
+) -> None:
     document = api.kubeconfig(server=SERVER)
-    change(document)
+    part(document).update(change)
     (tmp_path / "config").write_text(json.dumps(document))
 
     with pytest.raises(RunnerError, match=words) as caught:

@@ -1,9 +1,10 @@
-"""A provider of each kind and a fresh workspace for each check, and the gaps that are known, with their reasons."""
+"""Stores and providers of each kind, a fresh workspace for each check, and the known gaps with their reasons."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 
 from runner.core.model import Feature, Handle, Limits
 from runner.ports.provider import Provider, WorkspaceRequest
+from runner.ports.store import Store
+from runner.store.memory import MemoryStore
+from runner.store.sqlite import open_store
 from tests.support.guest_driver import marked
 from tests.support.needs import Component
 from tests.support.providers import (
@@ -96,8 +100,6 @@ FAKE_PASSES = {
     "test_a_signal_is_told_from_success",
     "test_output_and_errors_are_separate",
     "test_output_over_the_bound_is_cut_and_says_so",
-    "test_leaving_the_block_ends_an_obedient_command_at_once",
-    "test_a_command_that_ignores_term_is_killed_after_the_grace",
     "test_each_stop_stage_of_ending_a_command_is_told",
     "test_what_a_command_leaves_running_is_killed_and_told",
     "test_a_command_that_is_being_stopped_is_killed_when_its_sandbox_closes",
@@ -129,60 +131,48 @@ FAKE_PASSES = {
 NAMES = count()
 
 
+ALWAYS = {
+    "test_it_is_available_and_gives_a_reason_for_every_gap",
+    "test_a_command_ends_with_its_own_status",
+    "test_no_descriptor_but_three_is_open",
+    "test_nothing_is_reachable_without_network",
+    "test_the_host_cannot_be_seen",
+    "test_isolation_read_back_is_what_holds",
+    "test_nobody_looks_into_the_guest_or_writes_to_what_is_its_own",
+    "test_everything_ends_with_a_lost_guest_at_once_and_the_workspace_opens_again",
+    "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
+    "test_writing_a_protected_file_fails_and_changes_nothing",
+    "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
+    "test_moving_the_parent_of_a_protected_path_away_fails",
+    "test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project",
+    "test_a_shared_workspace_is_in_its_project_which_it_sees_whole",
+    "test_each_stop_stage_of_ending_a_command_is_told",
+    "test_no_kind_of_tree_outlives_its_block",
+    "test_output_and_errors_are_separate",
+}
 BY_DAY = {  # of these kinds; the rest is for the night
-    ORDINARY: {  # what differs without root: how things are shown, and whose they are
-        "test_it_is_available_and_gives_a_reason_for_every_gap",
-        "test_a_command_ends_with_its_own_status",
-        "test_no_descriptor_but_three_is_open",
-        "test_nothing_is_reachable_without_network",
-        "test_the_host_cannot_be_seen",
-        "test_isolation_read_back_is_what_holds",
+    # what differs without root: how things are shown, and whose they are
+    ORDINARY: ALWAYS
+    | {
         "test_a_setuid_file_made_inside_gives_nothing_outside",
-        "test_nobody_looks_into_the_guest_or_writes_to_what_is_its_own",
-        "test_everything_ends_with_a_lost_guest_at_once_and_the_workspace_opens_again",
         "test_home_persists_and_a_fresh_one_does_not",
         "test_a_tree_that_is_not_writable_stays_untouched",
         "test_another_tree_can_be_shown_instead_even_one_of_the_host_s_own",
         "test_a_mounted_incident_can_be_read",
         "test_skills_and_a_kubeconfig_that_is_written_late_can_be_read",
         "test_skills_and_the_kubeconfig_cannot_be_written",
-        "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
-        "test_writing_a_protected_file_fails_and_changes_nothing",
-        "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
-        "test_moving_the_parent_of_a_protected_path_away_fails",
         "test_a_protected_path_that_is_a_link_is_refused",
         "test_destroying_leaves_nothing_of_a_hostile_tree",
-        "test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project",
-        "test_a_shared_workspace_is_in_its_project_which_it_sees_whole",
         "test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused",
-        "test_each_stop_stage_of_ending_a_command_is_told",
-        "test_no_kind_of_tree_outlives_its_block",
-        "test_output_and_errors_are_separate",
         "test_connections_to_the_workspace_s_own_loopback_are_served_from_outside",
     },
     # An opening takes half a second.
-    GVISOR: {
-        "test_it_is_available_and_gives_a_reason_for_every_gap",
-        "test_a_command_ends_with_its_own_status",
-        "test_no_descriptor_but_three_is_open",
-        "test_nothing_is_reachable_without_network",
-        "test_the_host_cannot_be_seen",
-        "test_isolation_read_back_is_what_holds",
+    GVISOR: ALWAYS
+    | {
         "test_a_fork_bomb_stays_under_its_limit",
-        "test_nobody_looks_into_the_guest_or_writes_to_what_is_its_own",
-        "test_everything_ends_with_a_lost_guest_at_once_and_the_workspace_opens_again",
-        "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
-        "test_writing_a_protected_file_fails_and_changes_nothing",
-        "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
-        "test_moving_the_parent_of_a_protected_path_away_fails",
         "test_an_isolated_workspace_of_a_project_is_at_workspace_and_lies_in_the_project",
-        "test_an_isolated_workspace_sees_nothing_of_others_and_of_the_project",
-        "test_a_shared_workspace_is_in_its_project_which_it_sees_whole",
         "test_what_takes_more_processor_than_it_may_is_throttled_and_lives",
         "test_over_the_limit_writes_fail_wherever_and_reads_and_deletes_go_on",
-        "test_each_stop_stage_of_ending_a_command_is_told",
-        "test_no_kind_of_tree_outlives_its_block",
-        "test_output_and_errors_are_separate",
         "test_eight_mebibytes_pass_every_way_at_once_whatever_the_speed_of_each_reader",
     },
 }
@@ -211,6 +201,23 @@ def _night(late: bool) -> list[pytest.MarkDecorator]:
 def _gaps(kind: str, name: str) -> list[pytest.MarkDecorator]:
     gap = _FAKE if kind == FAKE and name not in FAKE_PASSES else KNOWN_GAPS.get(kind, {}).get(name)
     return [pytest.mark.xfail(reason=gap, strict=True)] if gap else []
+
+
+OpenOn = Callable[[Callable[[], int]], AbstractAsyncContextManager[Store]]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def open_on(request: pytest.FixtureRequest, tmp_path: Path) -> OpenOn:
+    """Open a store of either kind on a clock."""
+    if request.param == "memory":
+        return lambda now: nullcontext(MemoryStore(now))
+    return lambda now: open_store(tmp_path / "state.db", now=now, entropy=bytes)
+
+
+@pytest.fixture
+async def store(open_on: OpenOn) -> AsyncIterator[Store]:
+    async with open_on(count(1_000).__next__) as opened:
+        yield opened
 
 
 @pytest.fixture

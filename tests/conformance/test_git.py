@@ -20,7 +20,9 @@ from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, Git, SnapshotOptions, TreeEntry
 from runner.runtime.tree_scan import scan
 from runner.safefs import trees
+from tests.support.folder_contents import put
 from tests.support.needs import GIT, ROOT
+from tests.support.params import nightly, rows
 
 PROGRAM = shutil.which("git") or ""
 pytestmark = GIT.mark
@@ -88,10 +90,8 @@ def user(tmp_path: Path) -> User:
 
 
 def _fill(top: Path) -> None:
-    (top / "src").mkdir()
-    (top / "src" / "app.py").write_text("print('hello')\n")
-    (top / "run.sh").write_text("#!/bin/sh\n")
-    (top / "run.sh").chmod(0o755)
+    put(top / "src" / "app.py", "print('hello')\n")
+    put(top / "run.sh", "#!/bin/sh\n", 0o755)
     (top / "link").symlink_to("/etc/passwd")
     (top / ".gitignore").write_text("*.log\nbuild/\n!keep.log\n")
     (top / "data.bin").write_bytes(bytes(range(256)) * 4)
@@ -359,8 +359,7 @@ def _commondir(asked: Asked) -> Path:
 def _bare(asked: Asked) -> Path:
     """A bare repository as anybody can commit it: links, and a file for HEAD."""
     bare = asked.repo.top / "docs"
-    bare.mkdir()
-    (bare / "HEAD").write_text("ref: refs/heads/main\n")
+    put(bare / "HEAD", "ref: refs/heads/main\n")
     for name in ("objects", "refs"):
         (bare / name).symlink_to(asked.victim.top / ".git" / name)
     return bare
@@ -431,10 +430,7 @@ BY_DAY = (
 )
 
 
-@pytest.mark.parametrize(
-    "make",
-    [pytest.param(make, id=id, marks=() if id in BY_DAY else pytest.mark.nightly) for id, make in ELSEWHERE.items()],
-)
+@pytest.mark.parametrize("make", rows(ELSEWHERE, by_day=BY_DAY))
 async def test_a_repository_that_leads_out_of_what_was_named_is_not_read(
     git: Git, asked: Asked, make: Callable[[Asked], Path], tmp_path: Path
 ) -> None:
@@ -495,6 +491,7 @@ CONFIGURATIONS = {
         "[core]\n\tfsmonitor = touch {canary}\n\thooksPath = {tmp}/hooks\n\tsshCommand = touch {canary}\n"
         "\tgitProxy = touch {canary}\n\talternateRefsCommand = touch {canary}\n\tpager = touch {canary}\n"
         '[filter "f"]\n\tclean = touch {canary}; cat\n\tsmudge = touch {canary}; cat\n\tprocess = touch {canary}\n'
+        '\trequired\n[remote "r"]\n\turl = ext::touch {canary}\n\tpromisor\n'
         "[uploadpack]\n\tpackObjectsHook = touch {canary}; cat\n[diff]\n\texternal = touch {canary}\n"
         "[credential]\n\thelper = !touch {canary}\n"
     ),
@@ -502,21 +499,14 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, id=id, marks=() if id in ("an include that never ends", "programs") else pytest.mark.nightly)
-        for id, text in CONFIGURATIONS.items()
-    ],
-)
+@pytest.mark.parametrize("text", rows(CONFIGURATIONS, by_day=("an include that never ends", "programs")))
 async def test_the_configuration_of_a_source_is_not_read(git: Git, asked: Asked, text: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "text").write_text("not a configuration\n")
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     for name in ("reference-transaction", "post-index-change", "post-checkout"):
-        (hooks / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\n")
-        (hooks / name).chmod(0o755)
+        put(hooks / name, f"#!/bin/sh\ntouch {tmp_path}/canary\n", 0o755)
     (asked.repo.top / "file").write_text("changed\n")
     top, head, tree = asked.repo.top, asked.head, tmp_path / "tree"
     (top / ".git" / "info" / "attributes").write_text("* filter=f diff=f\n")
@@ -588,13 +578,7 @@ NO_NAMES = {
 }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, id=id, marks=() if id in ("itself", "words") else pytest.mark.nightly)
-        for id, text in NO_NAMES.items()
-    ],
-)
+@pytest.mark.parametrize("text", rows(NO_NAMES, by_day=("itself", "words")))
 async def test_a_name_that_stands_for_nothing_here_is_refused_without_its_content(
     git: Git, asked: Asked, text: str
 ) -> None:
@@ -774,6 +758,14 @@ ODD_NAMES: dict[str, list[bytes]] = {
 }
 
 
+async def _refuses(git: Git, top: Path, commit: str, into: Path) -> bool:
+    try:
+        await git.fetch(top, commit, into=into, depth=1)
+    except HostileTree:
+        return True
+    return False
+
+
 async def _judged(git: Git, names: Sequence[bytes], folder: bool, place: Path) -> tuple[bool, bool, bool]:
     """Whether a tree with these names is refused when it is fetched, on the disk, and when what was made is fetched."""
     user = User(place / "user").init()
@@ -792,24 +784,15 @@ async def _judged(git: Git, names: Sequence[bytes], folder: bool, place: Path) -
     await git.create_empty(place / "private")
     made = await git.snapshot(place / "private", place / "tree", None, WANTED)
     on_disk = bool(scan(place / "tree", A_FEW).violations or made.collisions)
-    refused = []
-    for number, (top, commit) in enumerate([(user.top, crafted), (place / "private", made.commit)]):
-        try:
-            await git.fetch(top, commit, into=place / f"into-{number}", depth=1)
-            refused.append(False)
-        except HostileTree:
-            refused.append(True)
-    return refused[0], on_disk, refused[1]
+    fetched = await _refuses(git, user.top, crafted, place / "fetched")
+    return fetched, on_disk, await _refuses(git, place / "private", made.commit, place / "again")
 
 
 ODD_BY_DAY = ("short-name", "stream", "case", "composition", "no text", "of Windows", "what git takes for an end")
 
 
 @pytest.mark.parametrize("folder", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["folder", "file"])
-@pytest.mark.parametrize(
-    "names",
-    [pytest.param(it, id=id, marks=() if id in ODD_BY_DAY else pytest.mark.nightly) for id, it in ODD_NAMES.items()],
-)
+@pytest.mark.parametrize("names", rows(ODD_NAMES, by_day=ODD_BY_DAY))
 async def test_a_name_is_judged_alike_when_fetched_scanned_and_published(
     git: Git, names: list[bytes], folder: bool, tmp_path: Path
 ) -> None:
@@ -832,11 +815,7 @@ async def test_a_link_is_judged_alike_when_fetched_scanned_and_published(
     os.symlink(b"f", tree + b"/" + name)
     on_disk = bool(scan(tmp_path / "tree", A_FEW).violations)
 
-    try:
-        await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
-        fetched = False
-    except HostileTree:
-        fetched = True
+    fetched = await _refuses(git, user.top, commit, tmp_path / "p")
 
     assert fetched == on_disk == (name not in (b"link", b".gitignore", b".gitattributes"))
 
@@ -855,13 +834,7 @@ FOR_GIT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        pytest.param(*each, id=id, marks=() if id in ("a short name", "submodules as usual") else pytest.mark.nightly)
-        for id, each in FOR_GIT.items()
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), rows(FOR_GIT, by_day=("a short name", "submodules as usual")))
 async def test_a_file_that_git_reads_is_judged_alike_when_fetched_and_published(
     git: Git, name: str, content: bytes, tmp_path: Path
 ) -> None:
@@ -875,55 +848,31 @@ async def test_a_file_that_git_reads_is_judged_alike_when_fetched_and_published(
 
     refused = await git.rejected_files(tmp_path / "private", changes)
 
-    try:
-        await git.fetch(tmp_path / "private", made.commit, into=tmp_path / "into", depth=1)
-        fetched = True
-    except HostileTree:
-        fetched = False
-    assert fetched == (not refused)
+    assert await _refuses(git, tmp_path / "private", made.commit, tmp_path / "into") == bool(refused)
     assert refused.keys() <= {os.fsencode((folder / name).relative_to(tmp_path / "tree"))}
 
 
 PIECES = [
-    ".gitmodules",
-    ".gitattributes",
-    "a",
-    "A",
-    "\u00e9",
-    "e\u0301",
-    "\u00c9",
-    "\u200c",
-    "\ufeff",
-    "\u00df",
-    "ss",
-    ".git",
-    ".GIT",
-    "git~1",
-    ".",
-    " ",
-    "\\",
-]
-PIECES += [
-    "::$DATA",
-    "\n",
-    "\udcff",
-    "\U0001f600",
-    "\u0130",
-    "\u0131",
-    "I",
-    "i",
-    "\u212a",
-    "k",
-    "\u1e9e",
-    "\ufb01",
-    "fi",
-    "\u00ad",
+    *(
+        ".gitmodules",
+        ".gitattributes",
+        ".git",
+        ".GIT",
+        "git~1",
+        "::$DATA",
+        ".",
+        " ",
+        "\\",
+        "\n",
+        "\udcff",
+        "\U0001f600",
+    ),
+    *("a", "A", "I", "i", "\u0130", "\u0131", "k", "\u212a", "\u00e9", "e\u0301", "\u00c9", "ss", "\u00df", "\u1e9e"),
+    *("fi", "\ufb01", "\u200c", "\ufeff", "\u00ad"),
 ]
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.nightly] if seed >= 5 else []) for seed in range(300)]
-)
+@pytest.mark.parametrize("seed", [*range(5), *map(nightly, range(5, 300))])
 async def test_any_names_are_judged_alike(git: Git, seed: int, tmp_path: Path) -> None:
     source = random.Random(seed)
     made = ("".join(source.choices(PIECES, k=source.randrange(1, 4))) for _ in range(source.randrange(1, 5)))
@@ -979,9 +928,7 @@ async def test_submodules_are_not_followed(git: Git, user: User, head: str, tmp_
     user("add", ".gitmodules")
     user("commit", "--quiet", "-m", "submodule")
     commit = user("rev-parse", "HEAD")
-    try:
-        await git.fetch(user.top, commit, into=tmp_path / "p", depth=1)
-    except HostileTree:
+    if await _refuses(git, user.top, commit, tmp_path / "p"):
         return  # git itself refuses such an address
     tree = tmp_path / "t"
     tree.mkdir()
@@ -1000,8 +947,7 @@ def hostile_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hooks = tmp_path / "hooks"
     hooks.mkdir()
     for name in ("post-checkout", "post-index-change", "reference-transaction", "pre-commit"):
-        (hooks / name).write_text(f"#!/bin/sh\ntouch {canary}\n")
-        (hooks / name).chmod(0o755)
+        put(hooks / name, f"#!/bin/sh\ntouch {canary}\n", 0o755)
     config = tmp_path / "hostile-config"
     config.write_text(
         f"[core]\n\thooksPath = {hooks}\n\tfsmonitor = touch {canary}\n\tattributesFile = {tmp_path}/attributes\n"
@@ -1041,31 +987,6 @@ async def test_configuration_of_the_host_has_no_effect(
     assert (clean / "new.txt").read_bytes() == b"one\r\ntwo\n"
     assert not (tree / ".git" / "hooks").exists()
     assert not hostile_host.exists()
-
-
-async def test_configuration_of_a_source_runs_nothing(git: Git, user: User, head: str, tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    config = user.top / ".git" / "config"
-    config.write_text(
-        config.read_text()
-        + f"[core]\n\tfsmonitor = touch {canary}\n\thooksPath = {tmp_path}\n\tsshCommand = touch {canary}\n"
-        f'[filter "f"]\n\tclean = touch {canary}; cat\n\tsmudge = touch {canary}; cat\n\trequired\n'
-        f"[uploadpack]\n\tpackObjectsHook = touch {canary}; cat\n"
-        f'[remote "r"]\n\turl = ext::touch {canary}\n\tpromisor\n'
-    )
-    (user.top / ".git" / "info" / "attributes").write_text("* filter=f\n")
-    os.utime(user.top / "src" / "app.py")
-    (user.top / "run.sh").write_text("changed\n")
-    tree = tmp_path / "t"
-    tree.mkdir()
-
-    assert (await git.inspect(user.top)).dirty
-    await git.fetch(user.top, head, into=tmp_path / "p", depth=1)
-    await git.check_out(tmp_path / "p", head, into=tree, branch="b")
-
-    assert await git.copy_uncommitted(user.top, into=tree) == 1
-    assert (tree / "run.sh").read_text() == "changed\n"
-    assert not canary.exists()
 
 
 # --- check_out -------------------------------------------------------------------------------------
@@ -1152,16 +1073,14 @@ async def test_uncommitted_changes_are_copied(git: Git, user: User, tree: Path) 
     (top / "data.bin").unlink()
     (top / "run.sh").chmod(0o644)
     (top / "link").unlink()
-    (top / "link").mkdir()
-    (top / "link" / "inside").write_text("a folder now\n")
+    put(top / "link" / "inside", "a folder now\n")
     (top / "staged").write_text("staged\n")
     user("add", "staged")
     (top / "forced.log").write_text("ignored but staged\n")
     user("add", "--force", "forced.log")
     (top / "keep.log").write_text("not ignored\n")
     (top / "noise.log").write_text("ignored\n")
-    (top / "build").mkdir()
-    (top / "build" / "out").write_text("ignored\n")
+    put(top / "build" / "out", "ignored\n")
     (top / "new link").symlink_to("/nowhere")
 
     count = await git.copy_uncommitted(top, into=tree)
@@ -1214,21 +1133,17 @@ def _work(tree: Path) -> None:
         Path(os.fsdecode(root + b"/" + name)).write_bytes(b"named oddly\n")
     (tree / "crlf.txt").write_bytes(b"a\r\nb\n")
     (tree / "empty").write_bytes(b"")
-    (tree / "tool").write_bytes(b"#!\n")
-    (tree / "tool").chmod(0o777)
-    (tree / "secret").write_bytes(b"s")
-    (tree / "secret").chmod(0o600)
+    put(tree / "tool", b"#!\n", 0o777)
+    put(tree / "secret", b"s", 0o600)
     (tree / "dangling").symlink_to("../outside")
     (tree / "loop").symlink_to(".")
     (tree / "void").mkdir()
     (tree / "data.bin").unlink()
-    (tree / "data.bin").mkdir()
-    (tree / "data.bin" / "part").write_bytes(bytes(range(256)))
+    put(tree / "data.bin" / "part", bytes(range(256)))
     shutil.rmtree(tree / "src")
     (tree / "src").write_bytes(b"a file now\n")
     (tree / "debug.log").write_text("ignored by the base\n")
-    (tree / "build").mkdir()
-    (tree / "build" / "out").write_text("ignored by the base\n")
+    put(tree / "build" / "out", "ignored by the base\n")
     (tree / ".gitignore").write_text("*\n")
 
 
@@ -1293,8 +1208,7 @@ async def test_small_changes_are_seen(
 
 
 async def test_what_the_base_tracks_is_never_ignored(git: Git, user: User, tmp_path: Path) -> None:
-    (user.top / "build").mkdir()
-    (user.top / "build" / "tracked").write_text("1")
+    put(user.top / "build" / "tracked", "1")
     user("add", "--force", "build/tracked")
     commit = user.commit()
     private, tree = tmp_path / "p", tmp_path / "t"
@@ -1326,8 +1240,7 @@ async def test_what_no_tree_may_hold_is_left_out(git: Git, private: Path, head: 
     nested = User(tree / "nested").init()
     (nested.top / "file").write_text("kept")
     nested.commit()
-    (tree / "GIT~1").mkdir()
-    (tree / "GIT~1" / "config").write_text("")
+    put(tree / "GIT~1" / "config", "")
     os.mkfifo(tree / "fifo")
     (tree / ".gitmodules").symlink_to("file")
 
@@ -1352,8 +1265,7 @@ async def test_excluded_paths_stay_as_the_base_has_them(git: Git, private: Path,
 
 async def test_a_workspace_that_starts_from_nothing_is_snapshot_whole(git: Git, tmp_path: Path) -> None:
     private, tree = tmp_path / "p", tmp_path / "t"
-    tree.mkdir()
-    (tree / ".gitignore").write_text("*\n")
+    put(tree / ".gitignore", "*\n")
     (tree / "a").write_text("a")
     await git.create_empty(private)
 
@@ -1389,8 +1301,7 @@ async def test_the_agents_git_directory_is_never_read(git: Git, private: Path, h
         f"[gpg]\n\tprogram = touch {canary}\n"
         f'[diff "f"]\n\ttextconv = touch {canary}; cat\n\tcommand = touch {canary}\n[commit]\n\tgpgSign = true\n'
     )
-    (tree / ".git" / "info").mkdir()
-    (tree / ".git" / "info" / "attributes").write_text("* filter=f diff=f\n")
+    put(tree / ".git" / "info" / "attributes", "* filter=f diff=f\n")
     (tree / ".git" / "index.lock").write_text("")
     (tree / ".git" / "index").unlink()
     os.mkfifo(tree / ".git" / "index")
@@ -1411,8 +1322,7 @@ async def test_the_agents_git_directory_is_never_read(git: Git, private: Path, h
 
 @ROOT.mark
 async def test_files_of_another_user_are_snapshot(git: Git, private: Path, head: str, tree: Path) -> None:
-    (tree / "theirs").write_text("x")
-    (tree / "theirs").chmod(0o600)
+    put(tree / "theirs", "x", 0o600)
     for path in (tree, *tree.rglob("*")):
         os.lchown(path, 4242, 4242)
 
@@ -1482,8 +1392,7 @@ async def test_a_clean_checkout_has_no_git_directory(git: Git, private: Path, he
 
 
 async def test_attributes_of_a_tree_do_not_change_the_clean_checkout(git: Git, user: User, tmp_path: Path) -> None:
-    (user.top / "tests").mkdir()
-    (user.top / "tests" / "test_it.py").write_text("assert False\n")
+    put(user.top / "tests" / "test_it.py", "assert False\n")
     (user.top / "version").write_bytes(b"$Format:%H$ $Id$\n")
     (user.top / "text").write_bytes(b"one\ntwo\r\n")
     before = listing(user.top)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from runner.core.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed, WorkspaceLost
 from runner.core.model import Mount
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
+from tests.support.folder_contents import folder, put
 from tests.support.providers import Place, listing, shell
 
 ATTEMPTS = [
@@ -73,8 +74,7 @@ async def test_the_tree_is_read_from_here_as_its_commands_see_it(place: Place, w
 
 
 async def test_another_tree_can_be_shown_instead_even_one_of_the_host_s_own(place: Place, tmp_path: Path) -> None:
-    clean = tmp_path / "clean"
-    clean.mkdir()
+    clean = folder(tmp_path / "clean")
     (clean / "file").write_text("of the commit")
     spec = SandboxSpec(tree=Mount(clean, "/workspace"), tree_writable=False, fresh_home=True)
     async with place.open(spec) as workspace:
@@ -96,8 +96,7 @@ async def test_output_and_inputs_are_where_the_paths_say(place: Place) -> None:
 
 
 async def test_a_mounted_incident_can_be_read(place: Place, tmp_path: Path) -> None:
-    incident = tmp_path / "incident"
-    incident.mkdir()
+    incident = folder(tmp_path / "incident")
     (incident / "incident.json").write_text("{}")
     async with place.open(SandboxSpec(mounts=(Mount(incident, "/incident"),))) as workspace:
         assert await shell(workspace, f"cat {workspace.paths.incident}/incident.json") == "{}"
@@ -133,8 +132,7 @@ async def test_skills_and_the_kubeconfig_cannot_be_written(place: Place) -> None
 
 
 async def test_a_read_only_mount_cannot_be_written(place: Place, tmp_path: Path) -> None:
-    skills = tmp_path / "skills"
-    skills.mkdir(mode=0o777)
+    skills = folder(tmp_path / "skills", 0o777)
     async with place.open(SandboxSpec(mounts=(Mount(skills, "/skills"),))) as workspace:
         said = await shell(workspace, "echo x > /skills/x")
 
@@ -153,8 +151,7 @@ async def test_a_dependency_is_in_the_tree_and_what_is_written_there_is_thrown_a
 ) -> None:
     """Also in a tree that is shown instead, and the directory that it lies in cannot be moved away."""
     installed, clean = tmp_path / "installed", tmp_path / "clean"
-    (installed / "left-pad").mkdir(parents=True)
-    (installed / "left-pad" / "index.js").write_text("pad")
+    put(installed / "left-pad" / "index.js", "pad")
     (clean / "app").mkdir(parents=True)
     place.write("app/kept", "mine")
     await place.provider.chown_to_workspace_user(place.handle)
@@ -272,8 +269,7 @@ async def test_a_stand_in_that_a_crash_left_is_removed(place: Place) -> None:
 async def test_evicting_removes_the_stand_ins_of_a_killed_opening_and_nothing_else(place: Place) -> None:
     """Regression: the patch of a recovered run had the empty files that stood for missing protected paths."""
     _leave(place.write("deep/AGENTS.md", ""))
-    rules = place.handle.tree / "rules"
-    rules.mkdir()
+    rules = folder(place.handle.tree / "rules")
     _leave(rules)
     place.write("closed", "").chmod(0)
     place.write("kept/file", "work")
@@ -320,8 +316,7 @@ async def test_destroying_a_half_made_workspace_removes_the_rest(place: Place) -
 
 
 async def test_destroying_leaves_nothing_of_a_hostile_tree(place: Place, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
+    outside = folder(tmp_path / "outside")
     (outside / "kept").write_text("kept")
     tree = place.handle.tree
     (tree / "link").symlink_to(outside)
@@ -346,8 +341,7 @@ async def test_destroying_leaves_nothing_of_a_hostile_tree(place: Place, tmp_pat
 
 
 async def test_a_handle_that_points_elsewhere_is_refused(place: Place, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir()
+    victim = folder(tmp_path / "victim")
     for forged in (replace(place.handle, tree=victim), replace(place.handle, id="../victim")):
         with pytest.raises(ProviderFailed):
             await place.provider.destroy(forged)

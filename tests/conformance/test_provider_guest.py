@@ -32,7 +32,6 @@ KINDS = GUESTS
 
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.nightly)])
 async def test_very_many_commands_at_once_end_with_their_own_status(place: Place, count: int) -> None:
-    """None ends before all run."""
     count = count // 4 if place.kind == GVISOR else count  # there each costs ten times as much
     running, all_run, ended = 0, trio.Event(), {}
 

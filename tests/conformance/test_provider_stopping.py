@@ -23,12 +23,6 @@ from tests.support.providers import (
 BY_NIGHT = SLOW
 
 
-async def test_leaving_the_block_ends_an_obedient_command_at_once(place: Place) -> None:
-    command = ["sh", "-c", "echo ready; exec sleep 60"]
-    async with place.open_patiently() as workspace, took_at_most(30), workspace.exec(command) as process:
-        await read_until(process, b"ready")
-
-
 async def test_cancelling_lets_a_command_finish_in_its_own_words(place: Place) -> None:
     kept = b""
     with trio.CancelScope() as scope:
@@ -44,30 +38,20 @@ async def test_cancelling_lets_a_command_finish_in_its_own_words(place: Place) -
     assert (place.handle.tree / "told").read_text() == "bye\n"
 
 
-async def test_a_command_that_ignores_term_is_killed_after_the_grace(place: Place) -> None:
-    async with place.open() as workspace:
-        start = trio.current_time()
-        async with workspace.exec(["sh", "-c", STUBBORN]) as process:
-            await read_until(process, b"ready")
-
-    assert GRACE <= trio.current_time() - start < GRACE + 30
-
-
 @pytest.mark.parametrize(
-    ("script", "stop_stages"),
-    [
-        ("echo ready; exec sleep 60", [StopStage.TERM]),
-        (STUBBORN, [StopStage.TERM, StopStage.KILL]),
-    ],
+    ("script", "stop_stages", "seconds"),
+    [("echo ready; exec sleep 60", [StopStage.TERM], 0), (STUBBORN, [StopStage.TERM, StopStage.KILL], GRACE)],
     ids=["obedient", "ignoring TERM"],
 )
 async def test_each_stop_stage_of_ending_a_command_is_told(
-    place: Place, script: str, stop_stages: list[StopStage]
+    place: Place, script: str, stop_stages: list[StopStage], seconds: float
 ) -> None:
     told: list[StopStage] = []
     async with place.open() if StopStage.KILL in stop_stages else place.open_patiently() as workspace:
+        start = trio.current_time()
         async with workspace.exec(["sh", "-c", script], on_stop=told.append) as process:
             await read_until(process, b"ready")
+        assert seconds <= trio.current_time() - start < seconds + 30
         assert told == stop_stages
         async with workspace.exec(["true"], on_stop=told.append) as process:
             await process.wait()
@@ -140,7 +124,6 @@ TREES = {
 
 
 async def test_no_kind_of_tree_outlives_its_block(place: Place) -> None:
-    """All ignore TERM, and are stopped at the same time."""
     after = {}
 
     async def one(workspace: Workspace, number: int, name: str) -> None:
@@ -171,12 +154,6 @@ async def test_ending_one_command_leaves_the_daemons_of_another(place: Place) ->
             assert await carrying(place, workspace, second) == 0
             assert await carrying(place, workspace, first) >= 3
         assert await carrying(place, workspace, first) == 0
-
-
-async def test_a_daemon_that_outlives_its_command_is_gone_after_the_block(place: Place) -> None:
-    async with place.open() as workspace:
-        assert (await workspace.run(["sh", "-c", f"setsid sleep 1235{OURS} >/dev/null 2>&1 & sleep 0.1"])).exit.ok
-        assert sleepers(1235) == []
 
 
 async def test_ending_one_command_leaves_the_others(place: Place) -> None:

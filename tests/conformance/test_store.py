@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
 
 import pytest
 import trio
@@ -16,26 +14,10 @@ from runner.core.errors import LeaseHeld, LeaseLost, RunExists, RunnerError, Run
 from runner.core.model import Fence, IsolationClass, Lease, Reason, Violation, failed, succeeded
 from runner.events import events as ev
 from runner.ports.store import RunRow, Store
-from runner.store.memory import MemoryStore
-from runner.store.sqlite import open_store
+from tests.conformance.conftest import OpenOn
 
 STARTED = ev.RunStarted("fix", "sha256:1", "0.1.0", {"agent": "agent"}, 60.0)
 ENDED = ev.RunEnded(succeeded("done"), 0)
-
-
-@asynccontextmanager
-async def open_kind(kind: str, folder: Path, now: Callable[[], int]) -> AsyncIterator[Store]:
-    if kind == "memory":
-        yield MemoryStore(now)
-    else:
-        async with open_store(folder / "state.db", now=now, entropy=bytes) as store:
-            yield store
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_kind(request.param, tmp_path, count(1_000).__next__) as opened:
-        yield opened
 
 
 async def test_events_come_back_equal_numbered_from_one_and_dated(store: Store) -> None:
@@ -246,9 +228,9 @@ class Leasing:
         return await store.events("a"), await store.workspace_events("w"), await store.runs(), await store.leases()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def leasing(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Leasing]:
-    async with open_kind(request.param, tmp_path, lambda: leasing.at) as store:
+@pytest.fixture
+async def leasing(open_on: OpenOn) -> AsyncIterator[Leasing]:
+    async with open_on(lambda: leasing.at) as store:
         leasing = Leasing(store)
         await store.append("a", [STARTED])
         yield leasing

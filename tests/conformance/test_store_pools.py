@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from itertools import count
-from pathlib import Path
-
 import pytest
 import trio
 
@@ -13,23 +9,11 @@ from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
 from runner.events import events as ev
 from runner.lifecycle.pool import name_of
 from runner.ports.store import PoolRow, SlotRow, Store
-from runner.store.memory import MemoryStore
-from runner.store.sqlite import open_store
 
 KEY = SlotKey("docker", "sha256:1", Limits(2.0, 1 << 30, None, 512), toolchains=("/opt/node",))
 POOL = PoolRow(name_of(KEY), KEY, 3)
 SLOT = SlotRow("slot-1", POOL.name, SlotState.WARMING, "keeper 7")
 S = SlotState
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    ticks = count(1_000)
-    if request.param == "memory":
-        yield MemoryStore(lambda: next(ticks))
-    else:
-        async with open_store(tmp_path / "state.db", now=lambda: next(ticks), entropy=bytes) as opened:
-            yield opened
 
 
 async def test_pools_are_replaced_together_and_resized_by_name(store: Store) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -13,20 +11,9 @@ from msgspec.structs import replace
 
 from runner.core.errors import ProjectOwned, UnknownProject
 from runner.ports.store import ProjectRow, Store
-from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_reader, open_store
 
 SHOP = ProjectRow("shop", "/srv/shop", True, ("AGENTS.md", ".factory/"))
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    ticks = count(1_000)
-    if request.param == "memory":
-        yield MemoryStore(lambda: next(ticks))
-    else:
-        async with open_store(tmp_path / "state.db", now=lambda: next(ticks), entropy=bytes) as opened:
-            yield opened
 
 
 async def test_a_project_comes_back_with_the_time_of_its_last_change(store: Store) -> None:

@@ -13,15 +13,7 @@ import trio
 from msgspec.structs import replace
 from trio.testing import MockClock
 
-from runner.core.errors import (
-    CleanUpIncomplete,
-    ImageMissing,
-    ProviderBusy,
-    ProviderFailed,
-    RunnerError,
-    SubRunnerContract,
-    WorkspaceLost,
-)
+from runner.core import errors
 from runner.core.model import Exit, Fence, IsolationClass, Reason, Status
 from runner.engine.recover import recover
 from runner.engine.run import RunCancellation
@@ -31,16 +23,20 @@ from runner.plan.model import RunPlan
 from runner.ports.provider import Probe
 from runner.runtime.context import RunPaths
 from tests.support.fake_provider import FakeProvider, Scripted
+from tests.support.params import nightly
 from tests.support.situations import Project, leftovers
 from tests.support.state_machine import Machine, Watch
 
 SETUP = "setup_commands: [prepare]"
+CLONE = "repo_source: {type: local, path: repo}"
 ALWAYS = range(1, 1_000)
 FOREVER = 1e6
 FAILS = Scripted(Exit(code=3))
-BUSY = ProviderBusy("docker refuses: try again")
-BROKEN = ProviderFailed("no sandbox can be made")
-STUCK = CleanUpIncomplete("a file cannot be removed")
+HANGS = Scripted(seconds=FOREVER)
+ENDS = Scripted(fault=errors.WorkspaceLost("the guest has ended"))
+BUSY = errors.ProviderBusy("docker refuses: try again")
+BROKEN = errors.ProviderFailed("no sandbox can be made")
+STUCK = errors.CleanUpIncomplete("a file cannot be removed")
 
 
 class Named(FakeProvider):
@@ -51,7 +47,7 @@ class Named(FakeProvider):
         home: Path,
         name: str,
         commands: Mapping[str, Scripted],
-        faults: Mapping[str, tuple[Container[int], RunnerError]],
+        faults: Mapping[str, tuple[Container[int], errors.RunnerError]],
         slowness: float,
     ) -> None:
         self.name = name
@@ -86,7 +82,7 @@ class Chain:
         self,
         name: str,
         commands: Mapping[str, Scripted] | None = None,
-        faults: Mapping[str, tuple[Container[int], RunnerError]] | None = None,
+        faults: Mapping[str, tuple[Container[int], errors.RunnerError]] | None = None,
         slowness: float = 0.0,
     ) -> Named:
         home = self.machine.settings.home
@@ -170,37 +166,13 @@ async def test_a_failed_setup_begins_again_in_a_fresh_workspace_of_the_next_prov
 @pytest.mark.parametrize(
     ("commands", "faults", "workspace", "fallen"),
     [
-        pytest.param(
-            {},
-            {"chown": (ALWAYS, BROKEN)},
-            SETUP,
-            "provision",
-            marks=pytest.mark.nightly,
-            id="its files cannot be given to it",
-        ),
-        pytest.param({}, {"chown": ({2}, BROKEN)}, "repo_source: {type: local, path: repo}", "clone", id="the clone"),
-        pytest.param(
-            {}, {"open": (ALWAYS, BROKEN)}, SETUP, "setup", marks=pytest.mark.nightly, id="no sandbox for setup"
-        ),
+        nightly({}, {"chown": (ALWAYS, BROKEN)}, SETUP, "provision", id="its files cannot be given to it"),
+        pytest.param({}, {"chown": ({2}, BROKEN)}, CLONE, "clone", id="the clone"),
+        nightly({}, {"open": (ALWAYS, BROKEN)}, SETUP, "setup", id="no sandbox for setup"),
         pytest.param({}, {"open": (ALWAYS, BROKEN)}, "", "agent", id="no sandbox for the agent"),
-        pytest.param(
-            {}, {"open": (ALWAYS, BUSY)}, SETUP, "setup", marks=pytest.mark.nightly, id="a daemon that stays busy"
-        ),
-        pytest.param(
-            {"prepare": Scripted(seconds=FOREVER)},
-            {},
-            f"{SETUP}\nsetup: {{timeout: 5s}}",
-            "setup",
-            id="setup takes long",
-        ),
-        pytest.param(
-            {"prepare": Scripted(fault=WorkspaceLost("the guest has ended"))},
-            {},
-            SETUP,
-            "setup",
-            marks=pytest.mark.nightly,
-            id="lost in setup",
-        ),
+        nightly({}, {"open": (ALWAYS, BUSY)}, SETUP, "setup", id="a daemon that stays busy"),
+        pytest.param({"prepare": HANGS}, {}, f"{SETUP}\nsetup: {{timeout: 5s}}", "setup", id="setup takes long"),
+        nightly({"prepare": ENDS}, {}, SETUP, "setup", id="lost in setup"),
     ],
 )
 async def test_what_a_place_fails_at_is_done_again_in_another(
@@ -223,12 +195,12 @@ async def test_what_a_place_fails_at_is_done_again_in_another(
     "fault",
     [
         pytest.param(BROKEN, id="broken"),
-        pytest.param(ImageMissing("there is no such image"), marks=pytest.mark.nightly, id="image missing"),
-        pytest.param(BUSY, marks=pytest.mark.nightly, id="busy"),
+        nightly(errors.ImageMissing("there is no such image"), id="image missing"),
+        nightly(BUSY, id="busy"),
     ],
 )
 async def test_a_workspace_that_cannot_be_made_is_made_by_the_next(
-    chain: Chain, hurry: MockClock, fault: RunnerError
+    chain: Chain, hurry: MockClock, fault: errors.RunnerError
 ) -> None:
     chain.play("local", faults={"create": (ALWAYS, fault)})
     record = await chain.run()
@@ -251,34 +223,11 @@ async def test_a_provider_that_cannot_even_be_asked_is_refused(chain: Chain) -> 
     ("commands", "settings", "code"),
     [
         pytest.param({"agent": Scripted(Exit(code=1))}, {}, 1, id="the agent failed"),
-        pytest.param(
-            {"agent": Scripted(fault=WorkspaceLost("ended"))},
-            {},
-            4,
-            marks=pytest.mark.nightly,
-            id="lost with the agent",
-        ),
-        pytest.param(
-            {"prepare": FAILS},
-            {"workspace": f"{SETUP}\nsetup: {{on_failure: warn}}"},
-            0,
-            marks=pytest.mark.nightly,
-            id="setup may",
-        ),
+        nightly({"agent": ENDS}, {}, 4, id="lost with the agent"),
+        nightly({"prepare": FAILS}, {"workspace": f"{SETUP}\nsetup: {{on_failure: warn}}"}, 0, id="setup may"),
         pytest.param({"prepare": FAILS}, {"chain": "local"}, 1, id="one provider is no chain"),
-        pytest.param(
-            {"prepare": Scripted(seconds=FOREVER)},
-            {"run": "timeout: 20s"},
-            124,
-            marks=pytest.mark.nightly,
-            id="the run's deadline",
-        ),
-        pytest.param(
-            {},
-            {"workspace": "repo_source: {type: local, path: repo}", "policy": 'forbidden_patterns: ["README"]'},
-            3,
-            id="policy",
-        ),
+        nightly({"prepare": HANGS}, {"run": "timeout: 20s"}, 124, id="the run's deadline"),
+        pytest.param({}, {"workspace": CLONE, "policy": 'forbidden_patterns: ["README"]'}, 3, id="policy"),
     ],
 )
 async def test_what_would_be_so_anywhere_or_has_begun_is_not_fallen_back_from(
@@ -295,7 +244,7 @@ async def test_what_would_be_so_anywhere_or_has_begun_is_not_fallen_back_from(
 @pytest.mark.nightly
 async def test_a_contract_that_a_sub_runner_breaks_is_no_fault_of_a_place(chain: Chain) -> None:
     async def broken(name: str, env: Mapping[str, str]) -> list[str]:
-        raise SubRunnerContract("it printed nothing")
+        raise errors.SubRunnerContract("it printed nothing")
 
     chain.machine.deps = replace(chain.machine.deps, sub_runner=broken)
     record = await chain.run()
@@ -306,7 +255,7 @@ async def test_a_contract_that_a_sub_runner_breaks_is_no_fault_of_a_place(chain:
 
 @pytest.mark.nightly
 async def test_a_signal_during_setup_ends_the_run_and_not_the_place(chain: Chain) -> None:
-    chain.play("local", {"prepare": Scripted(seconds=FOREVER)})
+    chain.play("local", {"prepare": HANGS})
 
     def stop(recorded: ev.Recorded, control: RunCancellation) -> None:
         if recorded.event == ev.StepStarted("setup"):
@@ -414,13 +363,13 @@ async def test_a_workspace_that_cannot_be_left_yet_is_removed_at_the_end(chain: 
 @pytest.mark.parametrize(
     ("method", "fault", "step", "what"),
     [
-        pytest.param("create", BUSY, "provision", "making the workspace", marks=pytest.mark.nightly, id="making"),
-        pytest.param("open", BUSY, "setup", "starting the sandbox", marks=pytest.mark.nightly, id="starting"),
+        nightly("create", BUSY, "provision", "making the workspace", id="making"),
+        nightly("open", BUSY, "setup", "starting the sandbox", id="starting"),
         pytest.param("destroy", STUCK, "teardown", "removing the workspace", id="removing"),
     ],
 )
 async def test_what_may_pass_is_asked_again_and_each_failure_is_told(
-    chain: Chain, hurry: MockClock, method: str, fault: RunnerError, step: str, what: str
+    chain: Chain, hurry: MockClock, method: str, fault: errors.RunnerError, step: str, what: str
 ) -> None:
     chain.play("local", faults={method: (range(1, 4), fault)})
     record = await chain.run()
@@ -436,11 +385,11 @@ async def test_what_may_pass_is_asked_again_and_each_failure_is_told(
     [
         pytest.param(BUSY, 0.0, 4, id="passing"),
         pytest.param(BROKEN, 0.0, 1, id="lasting"),
-        pytest.param(BUSY, 9.0, 1, marks=pytest.mark.nightly, id="slow"),
+        nightly(BUSY, 9.0, 1, id="slow"),
     ],
 )
 async def test_asking_again_has_an_end(
-    chain: Chain, hurry: MockClock, fault: RunnerError, slowness: float, calls: int
+    chain: Chain, hurry: MockClock, fault: errors.RunnerError, slowness: float, calls: int
 ) -> None:
     provider = chain.play("local", faults={"create": (ALWAYS, fault)}, slowness=slowness)
     record = await chain.run()

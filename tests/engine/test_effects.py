@@ -90,7 +90,6 @@ def test_what_was_handed_over_to_a_daemon_is_taken_back_whenever_the_runner_dies
     ids=["fake", "local", "docker", "gvisor"],
 )
 def test_a_thousand_kills_at_effects_leave_nothing(crashing: Crashing, kills: int) -> None:
-    """Runs, and now and then one or two of the recoveries as well."""
     seeded = random.Random(f"effects of {crashing.provider}")
     total = len(calls_of(crashing))
     killed = 0

@@ -28,14 +28,11 @@ from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.store.memory import MemoryStore
 from tests.support.fake_provider import FakeProvider
+from tests.support.simulated_world import Died
 
 KEY = SlotKey("fake", None, Limits())
 NAME = name_of(KEY)
 HOUR = 3_600.0
-
-
-class Died(BaseException):
-    """The process is no more. Nothing of it catches this."""
 
 
 @dataclass(eq=False)

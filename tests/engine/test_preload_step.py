@@ -24,6 +24,7 @@ from runner.steps.provision.plan import ProvisionBody
 from runner.triage.baseline import MAX_BYTES
 from tests.support import dockerd
 from tests.support.fake_provider import FakeProvider, Scripted
+from tests.support.folder_contents import folder, put
 from tests.support.situations import Project
 from tests.support.state_machine import Machine
 
@@ -39,8 +40,7 @@ cat /proc/[0-9]*/cmdline | tr '\\0' ' ' > "$RUNNER_OUTPUT/processes"
 @pytest.fixture
 def machine(project: Project) -> Machine:
     """An incident in a cluster that nobody asks, since the stand-ins for the triage script do not."""
-    incident = project.folder / "incident"
-    incident.mkdir()
+    incident = folder(project.folder / "incident")
     (incident / "incident.json").write_text(json.dumps(INCIDENT))
     kubeconfig = {
         "current-context": "c",
@@ -48,8 +48,7 @@ def machine(project: Project) -> Machine:
         "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
     }
-    (project.folder / "kube.yaml").write_text(json.dumps(kubeconfig))
-    (project.folder / "kube.yaml").chmod(0o600)
+    put(project.folder / "kube.yaml", json.dumps(kubeconfig), 0o600)
     write(project)
     return Machine(project)
 
@@ -168,7 +167,6 @@ async def test_a_script_that_fails_is_a_warning_and_the_agent_starts(
 @pytest.mark.scenario("TRI-31")
 @pytest.mark.scenario("TRI-32", only="local")
 async def test_a_script_that_sleeps_for_ever_and_forks_is_ended_with_its_whole_tree(machine: Machine) -> None:
-    """Case 34."""
     script = """
         echo begun
         for i in 1 2 3; do (trap '' TERM HUP; setsid sleep 1111 & sleep 1111) & done
@@ -211,7 +209,7 @@ def memory(field: str) -> int:
 @pytest.mark.scenario("TRI-33")
 @pytest.mark.parametrize("size", ["64M", pytest.param("1G", marks=pytest.mark.nightly)])
 async def test_a_flood_is_cut_and_costs_neither_memory_nor_disk(machine: Machine, size: str) -> None:
-    """Case 34. All that is kept of the script's own words is where the prompt says."""
+    """All that is kept of the script's own words is where the prompt says."""
     seen: list[int] = []
 
     def watch(recorded: ev.Recorded, control: object) -> None:

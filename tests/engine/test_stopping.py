@@ -188,75 +188,43 @@ def stopping(project: Project, mock_clock: MockClock) -> Stopping:
     return Stopping(project, mock_clock)
 
 
+def ladder(reason: StopReason, at: float, *, grace: float = 10, killed_for: StopReason | None = None) -> list[Reached]:
+    """What a command that ignores TERM is sent, from ``at`` seconds on."""
+    return [("agent", TERM, reason, at, grace), ("agent", KILL, killed_for or reason, at + grace, 0)]
+
+
+LIMITED = {"type": "timeouts: {agent: 100s}"}
+WHOLE = [*ladder(STEP, 100), ("agent", SANDBOX, STEP, 115, 0)]
+BUDGET = StopReason.STOP_BUDGET
+
+
 @pytest.mark.parametrize(
     ("agent", "settings", "stop_stages", "code"),
     [
-        pytest.param(
-            OBEDIENT, {"type": "timeouts: {agent: 100s}"}, [("agent", TERM, STEP, 100, 10)], 124, id="step deadline"
-        ),
-        pytest.param(
-            STUBBORN,
-            {"type": "timeouts: {agent: 100s}"},
-            [("agent", TERM, STEP, 100, 10), ("agent", KILL, STEP, 110, 0)],
-            124,
-            id="step deadline, ignoring TERM",
-        ),
-        pytest.param(
-            STUBBORN,
-            {"run": "timeout: 60s", **LATE},
-            [("agent", TERM, RUN, 55, 10), ("agent", KILL, RUN, 65, 0)],
-            124,
-            id="run deadline",
-        ),
-        pytest.param(
-            STUBBORN,
-            {"signals": [20]},
-            [("agent", TERM, SIGNAL, 20, 10), ("agent", KILL, SIGNAL, 30, 0)],
-            130,
-            id="signal",
-        ),
+        pytest.param(OBEDIENT, LIMITED, ladder(STEP, 100)[:1], 124, id="step deadline"),
+        pytest.param(STUBBORN, LIMITED, ladder(STEP, 100), 124, id="step deadline, ignoring TERM"),
+        pytest.param(STUBBORN, {"run": "timeout: 60s", **LATE}, ladder(RUN, 55), 124, id="run deadline"),
+        pytest.param(STUBBORN, {"signals": [20]}, ladder(SIGNAL, 20), 130, id="signal"),
         pytest.param(
             STUBBORN,
             {"signals": [20], "type": "stop_budget: 8s"},
-            [("agent", TERM, SIGNAL, 20, 4), ("agent", KILL, StopReason.STOP_BUDGET, 24, 0)],
+            ladder(SIGNAL, 20, grace=4, killed_for=BUDGET),
             130,
             id="signal and a small stop budget",
         ),
         pytest.param(
-            STUBBORN,
-            {"signals": [104], "type": "timeouts: {agent: 100s}"},
-            [("agent", TERM, STEP, 100, 10), ("agent", KILL, STEP, 110, 0)],
-            130,
-            id="signal after the step deadline",
+            STUBBORN, {"signals": [104], **LIMITED}, ladder(STEP, 100), 130, id="signal after the step deadline"
         ),
         pytest.param(
             STUBBORN,
             {"run": "timeout: 104s", "type": "timeouts: {agent: 100s}\nstop_budget: 8s"},
-            [("agent", TERM, STEP, 100, 8), ("agent", KILL, StopReason.STOP_BUDGET, 108, 0)],
+            ladder(STEP, 100, grace=8, killed_for=BUDGET),
             124,
             id="run deadline after the step deadline, and a small stop budget",
         ),
-        pytest.param(
-            STUCK,
-            {"type": "timeouts: {agent: 100s}"},
-            [("agent", TERM, STEP, 100, 10), ("agent", KILL, STEP, 110, 0), ("agent", SANDBOX, STEP, 115, 0)],
-            124,
-            id="step deadline, ignoring KILL",
-        ),
-        pytest.param(
-            IMMORTAL,
-            {"type": "timeouts: {agent: 100s}"},
-            [("agent", TERM, STEP, 100, 10), ("agent", KILL, STEP, 110, 0), ("agent", SANDBOX, STEP, 115, 0)],
-            4,
-            id="step deadline, ignoring everything",
-        ),
-        pytest.param(
-            Scripted(leaves=True),
-            {},
-            [("agent", KILL, StopReason.LEFT_RUNNING, 0, 0)],
-            0,
-            id="left running",
-        ),
+        pytest.param(STUCK, LIMITED, WHOLE, 124, id="step deadline, ignoring KILL"),
+        pytest.param(IMMORTAL, LIMITED, WHOLE, 4, id="step deadline, ignoring everything"),
+        pytest.param(Scripted(leaves=True), {}, [("agent", KILL, StopReason.LEFT_RUNNING, 0, 0)], 0, id="left running"),
         pytest.param(Scripted(seconds=5), {}, [], 0, id="ended by itself"),
         pytest.param(LOST, {}, [], 4, id="lost"),
     ],

@@ -118,21 +118,16 @@ async def test_a_turn_thinks_speaks_and_calls_the_cli_s_own_tools(call: str) -> 
     assert (line.told[0].usage.input_tokens, line.told[0].usage.output_tokens, line.told[0].estimated) == (9, 3, False)
 
 
+ON_PATH = {"file_path": TEXT, "content": TEXT}
+WRITTEN = {"file_path": "a/b", "content": "it's"}
+BY_BASH = {"command": ["bash", "-lc", "mkdir -p -- a && printf %s 'it'\"'\"'s' > a/b"]}
+
+
 @pytest.mark.parametrize(
     ("call", "tools", "expected"),
     [
-        pytest.param(
-            "messages",
-            {"Bash": {"command": TEXT}, "Write": {"file_path": TEXT, "content": TEXT}},
-            ("Write", {"file_path": "a/b", "content": "it's"}),
-            id="claude",
-        ),
-        pytest.param(
-            "gemini",
-            {"write_file": {"file_path": TEXT, "content": TEXT}},
-            ("write_file", {"file_path": "a/b", "content": "it's"}),
-            id="gemini",
-        ),
+        pytest.param("messages", {"Bash": {"command": TEXT}, "Write": ON_PATH}, ("Write", WRITTEN), id="claude"),
+        pytest.param("gemini", {"write_file": ON_PATH}, ("write_file", WRITTEN), id="gemini"),
         pytest.param(
             "chat",
             {"write": {"path": TEXT, "content": TEXT}},
@@ -140,10 +135,7 @@ async def test_a_turn_thinks_speaks_and_calls_the_cli_s_own_tools(call: str) -> 
             id="goose",
         ),
         pytest.param(
-            "responses",
-            {"shell": {"command": {"type": "array"}}},
-            ("shell", {"command": ["bash", "-lc", "mkdir -p -- a && printf %s 'it'\"'\"'s' > a/b"]}),
-            id="by a shell that takes words",
+            "responses", {"shell": {"command": {"type": "array"}}}, ("shell", BY_BASH), id="by a shell that takes words"
         ),
     ],
 )

@@ -36,55 +36,38 @@ _STOP = {"type": "message_stop"}
 _DELTA = {"type": "message_delta", "usage": {"output_tokens": 5}}
 _FAILED = {"code": "server_error", "message": "it broke"}
 
+_LIMITED = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+_OVER_RATE = {"error": {"code": "rate_limit_exceeded", "message": "slow"}}
+
+
+def claude(stop_reason: str) -> Said:
+    return said({**_DELTA, "delta": {"stop_reason": stop_reason}}, _STOP)
+
+
+def claude_error(kind: str, *before: object) -> Said:
+    return said(*before, {"type": "error", "error": {"type": kind, "message": "so it is"}})
+
+
 # what a provider says last, by the call; how that ends
 ENDS: dict[str, tuple[str, Said, Reason | None]] = {
-    "claude, whole": ("messages", said({**_DELTA, "delta": {"stop_reason": "end_turn"}}, _STOP), None),
-    "claude, a tool": ("messages", said({**_DELTA, "delta": {"stop_reason": "tool_use"}}, _STOP), None),
+    "claude, whole": ("messages", claude("end_turn"), None),
+    "claude, a tool": ("messages", claude("tool_use"), None),
     "claude, no stream": ("messages", whole({"type": "message", "stop_reason": "end_turn"}), None),
-    "claude, length": ("messages", said({**_DELTA, "delta": {"stop_reason": "max_tokens"}}, _STOP), Reason.CUT_OFF),
-    "claude, refused": ("messages", said({**_DELTA, "delta": {"stop_reason": "refusal"}}, _STOP), Reason.CUT_OFF),
+    "claude, length": ("messages", claude("max_tokens"), Reason.CUT_OFF),
+    "claude, refused": ("messages", claude("refusal"), Reason.CUT_OFF),
     "claude, length, no stream": ("messages", whole({"type": "message", "stop_reason": "max_tokens"}), Reason.CUT_OFF),
     "claude, no last event": ("messages", said({**_DELTA, "delta": {"stop_reason": "end_turn"}}), Reason.GATEWAY),
-    "claude, overloaded": (
-        "messages",
-        said({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
-        Reason.GATEWAY,
-    ),
-    "claude, too many": (
-        "messages",
-        said(_DELTA, {"type": "error", "error": {"type": "rate_limit_error", "message": "slow"}}),
-        Reason.QUOTA,
-    ),
+    "claude, overloaded": ("messages", claude_error("overloaded_error"), Reason.GATEWAY),
+    "claude, too many": ("messages", claude_error("rate_limit_error", _DELTA), Reason.QUOTA),
     "codex, whole": ("responses", said({"type": "response.completed", "response": {"id": "r"}}), None),
     "codex, no stream": ("responses", whole({"object": "response", "status": "completed", "error": None}), None),
-    "codex, length": (
-        "responses",
-        said(
-            {
-                "type": "response.incomplete",
-                "response": {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
-            }
-        ),
-        Reason.CUT_OFF,
-    ),
+    "codex, length": ("responses", said({"type": "response.incomplete", "response": _LIMITED}), Reason.CUT_OFF),
     "codex, incomplete": ("responses", whole({"object": "response", "status": "incomplete"}), Reason.CUT_OFF),
     "codex, failed": ("responses", said({"type": "response.failed", "response": {"error": _FAILED}}), Reason.GATEWAY),
-    "codex, too many": (
-        "responses",
-        said({"type": "response.failed", "response": {"error": {"code": "rate_limit_exceeded", "message": "slow"}}}),
-        Reason.QUOTA,
-    ),
-    "codex, error": (
-        "responses",
-        said({"type": "error", "code": "server_error", "message": "it broke"}),
-        Reason.GATEWAY,
-    ),
+    "codex, too many": ("responses", said({"type": "response.failed", "response": _OVER_RATE}), Reason.QUOTA),
+    "codex, error": ("responses", said({"type": "error", **_FAILED}), Reason.GATEWAY),
     "codex, no last event": ("responses", said({"type": "response.output_item.done", "item": {}}), Reason.GATEWAY),
-    "chat, whole": (
-        "chat",
-        said({"choices": [{"finish_reason": None}]}, {"choices": [{"finish_reason": "stop"}]}),
-        None,
-    ),
+    "chat, whole": ("chat", said({"choices": [{}]}, {"choices": [{"finish_reason": "stop"}]}), None),
     "chat, a tool": ("chat", said({"choices": [{"finish_reason": "tool_calls"}]}, {"choices": []}), None),
     "chat, length": ("chat", said({"choices": [{"finish_reason": "length"}]}), Reason.CUT_OFF),
     "chat, filtered": ("chat", whole({"choices": [{"finish_reason": "content_filter"}]}), Reason.CUT_OFF),
@@ -95,20 +78,15 @@ ENDS: dict[str, tuple[str, Said, Reason | None]] = {
     "gemini, length": ("gemini", said({"candidates": [{"finishReason": "MAX_TOKENS"}]}), Reason.CUT_OFF),
     "gemini, safety": ("gemini", said({"candidates": [{"finishReason": "SAFETY"}]}), Reason.CUT_OFF),
     "gemini, prompt refused": ("gemini", said({"promptFeedback": {"blockReason": "SAFETY"}}), Reason.CUT_OFF),
-    "gemini, error": (
-        "gemini",
-        said({"error": {"code": 503, "status": "UNAVAILABLE", "message": "overloaded"}}),
-        Reason.GATEWAY,
-    ),
+    "gemini, error": ("gemini", said({"error": {"code": 503, "message": "overloaded"}}), Reason.GATEWAY),
     "gemini, no last event": ("gemini", said({"candidates": [{"content": {}}]}), Reason.GATEWAY),
 }
 
 
 @pytest.mark.parametrize(("call", "answer", "reason"), ENDS.values(), ids=ENDS)
 async def test_an_answer_is_whole_only_when_it_says_so(call: str, answer: Said, reason: Reason | None) -> None:
-    api, target = CALLS[call]
-    async with open_line(api, Provider(answer)) as line:
-        heard = await line.connect().ask("POST", target, request(call))
+    async with open_line(call, Provider(answer)) as line:
+        heard = await line.connect().post(call)
         verdict = line.session.failure
 
     assert (verdict and verdict.reason) is reason
@@ -142,10 +120,10 @@ async def test_what_says_nothing_is_no_answer(call: str, body: bytes, kind: byte
 @pytest.mark.parametrize("kind", [b"text/html; charset=utf-8", b"text/plain", b"application/octet-stream"], ids=str)
 async def test_what_is_no_api_s_content_does_not_come_through(call: str, kind: bytes) -> None:
     """A company's proxy asks for a login, and that with status 200."""
-    api, target = CALLS[call]
+    api = CALLS[call][0]
     page = Said([b"<html><head><title>Sign in</title></head>", b"<body>...</body></html>"], kind=kind)
     async with open_line(api, Provider(page)) as line:
-        heard = await line.connect().ask("POST", target, request(call))
+        heard = await line.connect().post(call)
         verdict = line.session.failure
 
     assert (heard.status, b"<html" in heard.body) == (400, False)
@@ -158,10 +136,9 @@ async def test_what_is_no_api_s_content_does_not_come_through(call: str, kind: b
 @ALL
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_a_page_says_nothing_of_keys_and_models(call: str, status: int) -> None:
-    api, target = CALLS[call]
     page = Said([b"<html>\n<head><title>404 Not Found</title></head>nginx, model of its kind</html>"], status=status)
-    async with open_line(api, Provider(page)) as line:
-        await line.connect().ask("POST", target, request(call))
+    async with open_line(call, Provider(page)) as line:
+        await line.connect().post(call)
         verdict = line.session.failure
 
     assert (verdict.reason, len(verdict.details)) == (Reason.GATEWAY, 1)
@@ -188,9 +165,8 @@ async def test_a_page_says_nothing_of_keys_and_models(call: str, status: int) ->
 async def test_an_error_is_what_the_api_calls_it(
     call: str, status: int, body: dict[str, Any], reason: Reason | None
 ) -> None:
-    api, target = CALLS[call]
-    async with open_line(api, Provider(whole(body, status=status))) as line:
-        heard = await line.connect().ask("POST", target, request(call))
+    async with open_line(call, Provider(whole(body, status=status))) as line:
+        heard = await line.connect().post(call)
         verdict = line.session.failure
 
     assert (verdict and verdict.reason) is reason
@@ -200,7 +176,7 @@ async def test_an_error_is_what_the_api_calls_it(
 async def test_an_event_that_is_too_long_to_be_read_is_nothing_against_an_answer() -> None:
     long = {"type": "response.completed", "response": {"output": ["x" * MAX_EVENT]}}
     async with open_line(Api.OPENAI, Provider(said({}, long))) as line:
-        await line.connect().ask("POST", "/v1/responses", request("responses"))
+        await line.connect().post("responses")
 
         assert line.session.failure is None
 
@@ -208,17 +184,17 @@ async def test_an_event_that_is_too_long_to_be_read_is_nothing_against_an_answer
 async def test_the_last_line_of_a_stream_needs_no_end() -> None:
     last = events({"candidates": [{"finishReason": "STOP"}]}).rstrip(b"\n")
     async with open_line(Api.GEMINI, Provider(Said([last], kind=b"text/event-stream"))) as line:
-        await line.connect().ask("POST", CALLS["gemini"][1], request("gemini"))
+        await line.connect().post("gemini")
 
         assert line.session.failure is None
 
 
 async def test_what_was_cut_off_is_forgotten_once_the_model_has_gone_on() -> None:
-    cut = said({**_DELTA, "delta": {"stop_reason": "max_tokens"}}, _STOP)
+    cut = claude("max_tokens")
     async with open_line(Api.ANTHROPIC, Provider(cut, stream("messages"))) as line:
-        await line.connect().ask("POST", "/v1/messages", request("messages"))
+        await line.connect().post("messages")
         before = line.session.failure
-        await line.connect().ask("POST", "/v1/messages", request("messages"))
+        await line.connect().post("messages")
 
         assert (before is not None, line.session.failure) == (True, None)
 
@@ -226,11 +202,11 @@ async def test_what_was_cut_off_is_forgotten_once_the_model_has_gone_on() -> Non
 @pytest.mark.parametrize("is_cut", [True, False], ids=["the work is cut off", "a helper is"])
 async def test_a_helper_s_answer_says_nothing_of_the_work(is_cut: bool) -> None:
     """A title, or a summary, that is cut off or asked for at the end."""
-    cut = said({**_DELTA, "delta": {"stop_reason": "max_tokens"}}, _STOP)
+    cut = claude("max_tokens")
     answers = (cut, stream("messages")) if is_cut else (stream("messages"), cut)
     async with open_line(Api.ANTHROPIC, Provider(*answers)) as line:
-        await line.connect().ask("POST", "/v1/messages", request("messages", **TOOLS))
-        await line.connect().ask("POST", "/v1/messages", request("messages"))
+        await line.connect().post("messages", **TOOLS)
+        await line.connect().post("messages")
 
         assert (line.session.failure is not None) is is_cut
 
@@ -240,7 +216,7 @@ async def test_a_run_whose_every_request_reaches_out_is_denied_and_one_that_goes
     async with open_line(Api.OPENAI, Provider(stream("responses"))) as line:
         await line.connect().ask("POST", "/v1/responses", reaching)
         refused = line.session.failure
-        await line.connect().ask("POST", "/v1/responses", request("responses"))
+        await line.connect().post("responses")
 
         assert (refused.reason, "the tool `web_search` is not granted" in refused.message) == (Reason.DENIED, True)
         assert line.session.failure is None

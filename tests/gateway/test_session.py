@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import random
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import h11
 import pytest
 import trio
+from _pytest.mark import ParameterSet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.core.errors import WorkspaceLost
@@ -112,7 +115,7 @@ async def test_headers_of_an_answer_pass_when_they_tell_of_limits_and_of_nobody(
         stream("messages", headers=[*headers, (b"set-cookie", b"a=b"), (b"anthropic-organization-id", b"o")])
     )
     async with open_line(Api.ANTHROPIC, provider) as line:
-        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+        heard = await line.connect().post("messages")
 
     assert set(heard.headers) == {
         "content-type",
@@ -136,65 +139,56 @@ def _said_by(call: str, part: dict[str, Any]) -> dict[str, object]:
     return request(call, **{"input" if call == "responses" else "messages": [{"role": "user", "content": [part]}]})
 
 
+_IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+_OWN_IMAGE = {"type": "content", "content": [{"type": "image", "source": {"type": "file"}}]}
 _REACHING = {
-    "web search": ("messages", _tools("messages", {"type": "web_search_20260209", "name": "web_search"})),
-    "code run by the provider": ("messages", _tools("messages", {"type": "code_execution_20250825", "name": "x"})),
-    "mcp server": ("messages", request("messages", mcp_servers=[{"type": "url", "url": "https://evil.example"}])),
-    "container": ("messages", request("messages", container="c")),
-    "dearer speed": ("messages", request("messages", speed="fast")),
-    "picture by url": ("messages", _said_by("messages", {"type": "image", "source": {"type": "url", "url": "x"}})),
-    "picture in a tool's result": (
-        "messages",
-        _said_by(
-            "messages",
-            {"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]},
+    "messages": {
+        "web search": _tools("messages", {"type": "web_search_20260209", "name": "web_search"}),
+        "code run by the provider": _tools("messages", {"type": "code_execution_20250825", "name": "x"}),
+        "mcp server": request("messages", mcp_servers=[{"type": "url", "url": "https://evil.example"}]),
+        "container": request("messages", container="c"),
+        "dearer speed": request("messages", speed="fast"),
+        "picture by url": _said_by("messages", _IMAGE),
+        "picture in a tool's result": _said_by("messages", {"type": "tool_result", "content": [_IMAGE]}),
+        "document's own picture": _said_by("messages", {"type": "document", "source": _OWN_IMAGE}),
+    },
+    "responses": {
+        "web search": _tools("responses", {"type": "web_search"}),
+        "mcp": _tools("responses", {"type": "mcp", "server_url": "https://evil.example"}),
+        "tool in an item": request(
+            "responses", input=[{"type": "additional_tools", "tools": [{"type": "code_interpreter"}]}]
         ),
-    ),
-    "document's own picture": (
-        "messages",
-        _said_by(
-            "messages",
-            {
-                "type": "document",
-                "source": {"type": "content", "content": [{"type": "image", "source": {"type": "file"}}]},
-            },
+        "tool in a namespace": _tools("responses", {"type": "namespace", "tools": [{"type": "file_search"}]}),
+        "search for tools by the provider": _tools("responses", {"type": "tool_search"}),
+        "search by the client's word only": _tools("responses", {"type": "web_search", "execution": "client"}),
+        "stored prompt": request("responses", prompt={"id": "p"}),
+        "unwatched": request("responses", background=True),
+        "dearer tier": request("responses", service_tier="priority"),
+        "picture by url": _said_by("responses", {"type": "input_image", "image_url": "https://x"}),
+        "picture that a tool gave": request(
+            "responses", input=[{"type": "function_call_output", "output": [{"image_url": "https://x"}]}]
         ),
-    ),
-    "openai's web search": ("responses", _tools("responses", {"type": "web_search"})),
-    "openai's mcp": ("responses", _tools("responses", {"type": "mcp", "server_url": "https://evil.example"})),
-    "tool in an item": (
-        "responses",
-        request("responses", input=[{"type": "additional_tools", "tools": [{"type": "code_interpreter"}]}]),
-    ),
-    "tool in a namespace": (
-        "responses",
-        _tools("responses", {"type": "namespace", "tools": [{"type": "file_search"}]}),
-    ),
-    "search for tools by the provider": ("responses", _tools("responses", {"type": "tool_search"})),
-    "search by the client's word only": (
-        "responses",
-        _tools("responses", {"type": "web_search", "execution": "client"}),
-    ),
-    "stored prompt": ("responses", request("responses", prompt={"id": "p"})),
-    "unwatched": ("responses", request("responses", background=True)),
-    "dearer tier": ("responses", request("responses", service_tier="priority")),
-    "openai's picture by url": ("responses", _said_by("responses", {"type": "input_image", "image_url": "https://x"})),
-    "picture that a tool gave": (
-        "responses",
-        request("responses", input=[{"type": "function_call_output", "output": [{"image_url": "https://x"}]}]),
-    ),
-    "file by id": ("responses", _said_by("responses", {"type": "input_file", "file_id": "f"})),
-    "chat's picture": ("chat", _said_by("chat", {"type": "image_url", "image_url": {"url": "https://x"}})),
-    "chat's search": ("chat", request("chat", web_search_options={"a": 1})),
-    "google search": ("gemini", _tools("gemini", {"googleSearch": {"a": 1}})),
-    "google's url context": ("gemini", _tools("gemini", {"url_context": {}})),
-    "file by uri": ("gemini", _said_by("gemini", {"fileData": {"fileUri": "https://x"}})),
-    "file by its other name": ("gemini", _said_by("gemini", {"file_data": {"file_uri": "https://x"}})),
-    "cached content": ("gemini", request("gemini", cachedContent="c")),
+        "file by id": _said_by("responses", {"type": "input_file", "file_id": "f"}),
+    },
+    "chat": {
+        "picture": _said_by("chat", {"type": "image_url", "image_url": {"url": "https://x"}}),
+        "search": request("chat", web_search_options={"a": 1}),
+    },
+    "gemini": {
+        "google search": _tools("gemini", {"googleSearch": {"a": 1}}),
+        "url context": _tools("gemini", {"url_context": {}}),
+        "file by uri": _said_by("gemini", {"fileData": {"fileUri": "https://x"}}),
+        "file by its other name": _said_by("gemini", {"file_data": {"file_uri": "https://x"}}),
+        "cached content": request("gemini", cachedContent="c"),
+    },
 }
 
 
-@pytest.mark.parametrize(("call", "body"), _REACHING.values(), ids=_REACHING)
+def _rows(table: Mapping[str, Mapping[str, object]]) -> list[ParameterSet]:
+    return [pytest.param(call, body, id=f"{call}-{id}") for call, rows in table.items() for id, body in rows.items()]
+
+
+@pytest.mark.parametrize(("call", "body"), _rows(_REACHING))
 async def test_what_the_provider_would_fetch_or_run_itself_is_refused(call: str, body: dict[str, object]) -> None:
     """A workspace without network has none through its model either."""
     api, target = CALLS[call]
@@ -208,33 +202,29 @@ async def test_what_the_provider_would_fetch_or_run_itself_is_refused(call: str,
 
 
 _CLIENT_SIDE = {
-    "claude's tools": (
-        "messages",
-        request("messages", tools=[{"name": "Bash", "input_schema": {}}, {"type": "bash_20250124", "name": "bash"}]),
-    ),
-    "picture in the request": (
-        "messages",
-        _said_by("messages", {"type": "image", "source": {"type": "base64", "data": "aGk="}}),
-    ),
-    "argument that looks like one": (
-        "messages",
-        _said_by("messages", {"type": "tool_use", "input": {"source": {"type": "url"}, "tools": [{"type": "mcp"}]}}),
-    ),
-    "codex's tools": (
-        "responses",
-        request(
+    "messages": {
+        "tools": request(
+            "messages", tools=[{"name": "Bash", "input_schema": {}}, {"type": "bash_20250124", "name": "bash"}]
+        ),
+        "picture in the request": _said_by("messages", {"type": "image", "source": {"type": "base64", "data": "aGk="}}),
+        "argument that looks like one": _said_by(
+            "messages", {"type": "tool_use", "input": {"source": {"type": "url"}, "tools": [{"type": "mcp"}]}}
+        ),
+    },
+    "responses": {
+        "tools": request(
             "responses",
             tools=[{"type": "function", "name": "exec_command", "parameters": {"properties": {"tools": {}}}}],
             input=[{"type": "additional_tools", "tools": [{"type": "namespace", "tools": [{"type": "custom"}]}]}],
         ),
-    ),
-    "codex's search for tools": ("responses", _tools("responses", {"type": "tool_search", "execution": "client"})),
-    "picture as data": ("chat", _said_by("chat", {"image_url": {"url": "data:image/png;base64,aGk="}})),
-    "gemini's tools": ("gemini", _tools("gemini", {"functionDeclarations": [{"name": "run_shell_command"}]})),
+        "search for tools": _tools("responses", {"type": "tool_search", "execution": "client"}),
+    },
+    "chat": {"picture as data": _said_by("chat", {"image_url": {"url": "data:image/png;base64,aGk="}})},
+    "gemini": {"tools": _tools("gemini", {"functionDeclarations": [{"name": "run_shell_command"}]})},
 }
 
 
-@pytest.mark.parametrize(("call", "body"), _CLIENT_SIDE.values(), ids=_CLIENT_SIDE)
+@pytest.mark.parametrize(("call", "body"), _rows(_CLIENT_SIDE))
 async def test_what_stays_in_the_conversation_passes(call: str, body: dict[str, object]) -> None:
     api, target = CALLS[call]
     async with open_line(api, Provider(stream(call))) as line:
@@ -297,10 +287,10 @@ async def test_a_websocket_is_refused_so_that_codex_falls_back_at_once() -> None
 
 @ALL
 async def test_a_model_that_is_not_granted_is_refused_in_the_api_s_own_words(call: str) -> None:
-    api, target = CALLS[call]
+    api = CALLS[call][0]
     provider = Provider(stream(call))
     async with open_line(api, provider, models=["other"]) as line:
-        heard = await line.connect().ask("POST", target, request(call))
+        heard = await line.connect().post(call)
         verdict = line.session.failure
 
     assert (heard.status, provider.asked) == (400, [])
@@ -311,8 +301,8 @@ async def test_a_model_that_is_not_granted_is_refused_in_the_api_s_own_words(cal
 async def test_a_refused_helper_model_is_no_verdict_when_the_agent_s_own_has_answered() -> None:
     async with open_line(Api.ANTHROPIC, Provider(stream("messages")), models=["sonnet"]) as line:
         client = line.connect()
-        await client.ask("POST", "/v1/messages", request("messages"))
-        helper = await client.ask("POST", "/v1/messages", request("messages", model="claude-haiku-5-5"))
+        await client.post("messages")
+        helper = await client.post("messages", model="claude-haiku-5-5")
 
         assert (helper.status, line.session.failure) == (400, None)
 
@@ -326,14 +316,13 @@ async def test_an_error_that_stays_ends_the_client_and_is_the_verdict_until_an_a
     call: str, status: int, reason: Reason
 ) -> None:
     """Whatever the provider's status: some clients would try again for minutes."""
-    api, target = CALLS[call]
     error = Said([b'{"error": {"message": "so it ', b'is"}}'], status=status, headers=[(b"retry-after", b"9")])
     provider = Provider(error, stream(call))
-    async with open_line(api, provider) as line:
+    async with open_line(call, provider) as line:
         client = line.connect()
-        heard = await client.ask("POST", target, request(call))
+        heard = await client.post(call)
         verdict = line.session.failure
-        await client.ask("POST", target, request(call))
+        await client.post(call)
 
         assert heard.status == (403 if reason is Reason.AUTH else 400)  # a CLI says of 403 that it could not log in
         assert heard.json()["error"]["message"] == verdict.message if verdict else ""
@@ -350,11 +339,10 @@ async def test_an_error_that_may_pass_is_waited_for_while_it_is_worth_it(
     call: str, status: int, reason: Reason, autojump_clock: MockClock
 ) -> None:
     """Longer and longer, as a share of the time that is left: what an agent has found by then is worth that."""
-    api, target = CALLS[call]
     error = Said([b'{"error": {"message": "busy"}}'], status=status)
-    async with open_line(api, Provider(error), seconds=120) as line:
+    async with open_line(call, Provider(error), seconds=120) as line:
         began = trio.current_time()
-        heard = await line.connect().ask("POST", target, request(call))
+        heard = await line.connect().post(call)
 
         assert (heard.status, trio.current_time() - began) == (400, 1 + 2 + 4 + 8 + 16)
         assert [told.status for told in line.told] == [*[status] * 5, 400]
@@ -373,7 +361,7 @@ async def test_a_cli_that_asks_again_after_all_that_waiting_is_answered_at_once(
         waited = []
         for _ in range(4):
             began = trio.current_time()
-            heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+            heard = await line.connect().post("messages")
             waited.append((heard.status, trio.current_time() - began))
 
     assert waited == [(400, 31), (400, 0), (200, 0), (200, 1)]
@@ -382,17 +370,16 @@ async def test_a_cli_that_asks_again_after_all_that_waiting_is_answered_at_once(
 async def test_nobody_waits_longer_than_a_cli_does(autojump_clock: MockClock) -> None:
     async with open_line(Api.ANTHROPIC, Provider(Said([b"{}"], status=500))) as line:
         began = trio.current_time()
-        await line.connect().ask("POST", "/v1/messages", request("messages"))
+        await line.connect().post("messages")
 
     assert MAX_WAIT - 30 < trio.current_time() - began <= MAX_WAIT
 
 
 @ALL
 async def test_a_redirection_is_an_error_that_nobody_pays_for(call: str) -> None:
-    api, target = CALLS[call]
     elsewhere = Said(status=302, headers=[(b"location", b"http://169.254.169.254/")])
-    async with open_line(api, Provider(elsewhere)) as line:
-        heard = await line.connect().ask("POST", target, request(call))
+    async with open_line(call, Provider(elsewhere)) as line:
+        heard = await line.connect().post(call)
 
         assert (heard.status, "location" in heard.headers) == (400, False)
         assert (line.session.usage.requests, line.session.usage.tokens) == (1, 0)
@@ -404,7 +391,7 @@ async def test_an_answer_that_cannot_be_counted_is_not_passed_on() -> None:
     coded = Said([b"coded"], headers=[(b"content-encoding", b"gzip")])
     provider = Provider(coded)
     async with open_line(Api.OPENAI, provider) as line:
-        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+        heard = await line.connect().post("responses")
 
         assert (heard.status, len(provider.asked), line.session.usage.tokens > 0) == (400, 1, True)
         assert line.session.failure.reason is Reason.GATEWAY
@@ -414,7 +401,7 @@ async def test_an_answer_that_cannot_be_counted_is_not_passed_on() -> None:
 async def test_of_an_error_that_cannot_be_read_the_status_is_enough() -> None:
     coded = Said([b"\x1f\x8b"], status=401, headers=[(b"content-encoding", b"gzip")])
     async with open_line(Api.OPENAI, Provider(coded)) as line:
-        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+        heard = await line.connect().post("responses")
 
         assert (heard.status, "content-encoding" in heard.headers) == (403, False)
         assert line.session.failure.reason is Reason.AUTH
@@ -425,7 +412,7 @@ async def test_an_error_without_an_end_is_read_as_far_as_it_says_something(autoj
     endless = Said([b"x" * (1 << 16)], status=401, stalls=10_000)
     async with open_line(Api.OPENAI, Provider(endless)) as line:
         began = trio.current_time()
-        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+        heard = await line.connect().post("responses")
 
         assert (heard.status, trio.current_time() - began) == (403, 0)
 
@@ -433,54 +420,53 @@ async def test_an_error_without_an_end_is_read_as_far_as_it_says_something(autoj
 async def test_an_error_that_passes_is_not_heard_of(autojump_clock: MockClock) -> None:
     busy = Said([b"{}"], status=529)
     async with open_line(Api.ANTHROPIC, Provider(busy, Said(breaks=True), stream("messages"))) as line:
-        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+        heard = await line.connect().post("messages")
 
         assert (heard.status, line.session.failure) == (200, None)
         assert [told.status for told in line.told] == [529, 0, 200]
 
 
-_AT = (b"date", b"Wed, 21 Oct 2026 07:28:00 GMT")
+def _busy(retry_after: str) -> Said:
+    date = (b"date", b"Wed, 21 Oct 2026 07:28:00 GMT")
+    return Said([b"{}"], status=429, headers=[(b"retry-after", retry_after.encode()), date])
+
+
+def _over_quota(**error: object) -> Said:
+    return Said([json.dumps({"error": error}).encode()], status=429)
 
 
 @pytest.mark.parametrize(
-    ("told", "waited"),
+    ("call", "busy", "waited"),
     [
-        pytest.param("30", 30.0, id="a wait that is worth it"),
-        pytest.param("3600", 0.0, id="too long a wait"),
-        pytest.param("Wed, 21 Oct 2026 07:28:25 GMT", 25.0, id="a date"),
-        pytest.param("0", 1.0, id="at once"),
-        pytest.param("-1", 1.0, id="nonsense"),
-        pytest.param("nan", 1.0, id="no number"),
-        pytest.param("soon", 1.0, id="no date"),
+        pytest.param("messages", _busy("30"), 30.0, id="a wait that is worth it"),
+        pytest.param("messages", _busy("3600"), 0.0, id="too long a wait"),
+        pytest.param("messages", _busy("Wed, 21 Oct 2026 07:28:25 GMT"), 25.0, id="a date"),
+        pytest.param("messages", _busy("0"), 1.0, id="at once"),
+        pytest.param("messages", _busy("-1"), 1.0, id="nonsense"),
+        pytest.param("messages", _busy("nan"), 1.0, id="no number"),
+        pytest.param("messages", _busy("soon"), 1.0, id="no date"),
+        pytest.param(
+            "gemini",
+            _over_quota(details=[{"@type": "RetryInfo", "retryDelay": "34.5s"}]),
+            34.5,
+            id="as long as the body says",
+        ),
+        pytest.param(
+            "gemini",
+            _over_quota(details=[{"violations": [{"quotaId": "GenerateRequestsPerDayPerProject"}]}]),
+            0.0,
+            id="until tomorrow",
+        ),
+        pytest.param("responses", _over_quota(code="insufficient_quota"), 0.0, id="without money"),
+        pytest.param("responses", _over_quota(code="rate_limit_exceeded"), 1.0, id="for the minute"),
     ],
 )
-async def test_a_provider_may_say_how_long_to_wait(told: str, waited: float, autojump_clock: MockClock) -> None:
-    busy = Said([b"{}"], status=429, headers=[(b"retry-after", told.encode()), _AT])
-    async with open_line(Api.ANTHROPIC, Provider(busy, stream("messages")), seconds=120) as line:
-        began = trio.current_time()
-        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
-
-        assert (heard.status, trio.current_time() - began) == (200 if waited else 400, waited)
-
-
-@pytest.mark.parametrize(
-    ("call", "body", "waited"),
-    [
-        ("gemini", {"details": [{"@type": "RetryInfo", "retryDelay": "34.5s"}]}, 34.5),
-        ("gemini", {"details": [{"violations": [{"quotaId": "GenerateRequestsPerDayPerProject"}]}]}, 0.0),
-        ("responses", {"code": "insufficient_quota"}, 0.0),
-        ("responses", {"code": "rate_limit_exceeded"}, 1.0),
-    ],
-    ids=["as long as it says", "until tomorrow", "without money", "for the minute"],
-)
-async def test_a_body_says_how_long_a_quota_is_used_up(
-    call: str, body: dict[str, object], waited: float, autojump_clock: MockClock
+async def test_a_provider_may_say_how_long_to_wait(
+    call: str, busy: Said, waited: float, autojump_clock: MockClock
 ) -> None:
-    api, target = CALLS[call]
-    busy = Said([json.dumps({"error": body}).encode()], status=429)
-    async with open_line(api, Provider(busy, stream(call)), seconds=120) as line:
+    async with open_line(call, Provider(busy, stream(call)), seconds=120) as line:
         began = trio.current_time()
-        heard = await line.connect().ask("POST", target, request(call))
+        heard = await line.connect().post(call)
 
         assert (heard.status, trio.current_time() - began) == (200 if waited else 400, waited)
 
@@ -490,8 +476,8 @@ async def test_answers_that_break_off_again_and_again_are_asked_for_no_more() ->
     provider = Provider(broken)
     async with open_line(Api.ANTHROPIC, provider) as line:
         for _ in range(MAX_BROKEN):
-            await line.connect().ask("POST", "/v1/messages", request("messages"))
-        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+            await line.connect().post("messages")
+        heard = await line.connect().post("messages")
 
         assert (heard.status, len(provider.asked)) == (400, MAX_BROKEN)
         assert "answers in a row have broken off" in heard.json()["error"]["message"]
@@ -506,16 +492,15 @@ async def test_answers_that_break_off_again_and_again_are_asked_for_no_more() ->
     ],
 )
 async def test_an_api_s_own_way_to_say_so_is_known(call: str, body: bytes, reason: Reason) -> None:
-    api, target = CALLS[call]
-    async with open_line(api, Provider(Said([body], status=400))) as line:
-        await line.connect().ask("POST", target, request(call))
+    async with open_line(call, Provider(Said([body], status=400))) as line:
+        await line.connect().post(call)
 
         assert line.session.failure.reason is reason
 
 
 async def test_a_bad_request_of_the_agent_s_own_is_not_the_gateway_s_to_judge() -> None:
     async with open_line(Api.ANTHROPIC, Provider(Said([b'{"error": {}}'], status=400))) as line:
-        await line.connect().ask("POST", "/v1/messages", request("messages"))
+        await line.connect().post("messages")
 
         assert line.session.failure is None
 
@@ -523,7 +508,7 @@ async def test_a_bad_request_of_the_agent_s_own_is_not_the_gateway_s_to_judge() 
 async def test_a_key_in_an_error_does_not_come_through() -> None:
     error = Said([b'{"error": {"message": "bad key ' + KEY[:9].encode(), KEY[9:].encode() + b'"}}'], status=401)
     async with open_line(Api.OPENAI, Provider(error)) as line:
-        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+        heard = await line.connect().post("responses")
         verdict = line.session.failure
 
     assert heard.json()["error"]["message"].endswith("bad key [redacted]")
@@ -534,7 +519,7 @@ async def test_a_key_in_what_is_waited_for_or_in_a_page_does_not_come_out(autoju
     busy = Said([b'{"error": {"message": "slow, ' + KEY.encode() + b'"}}'], status=429)
     page = Said([b"<title>" + KEY.encode() + b"</title>"], kind=b"text/html")
     async with open_line(Api.OPENAI, Provider(busy, page)) as line:
-        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+        heard = await line.connect().post("responses")
 
     assert KEY not in heard.body.decode() + str(line.told) + str(line.session.failure)
     assert (line.told[0].retry_reason, b"[redacted]" in heard.body) == ("it answered 429, slow, [redacted]", True)
@@ -556,7 +541,7 @@ async def test_a_key_in_what_is_waited_for_or_in_a_page_does_not_come_out(autoju
 async def test_nor_does_one_that_is_written_otherwise_also_not_in_a_header(form: bytes) -> None:
     error = Said([b'{"error": {"message": "bad key <%s>"}}' % form], status=400, headers=[(b"x-request-id", form)])
     async with open_line(Api.OPENAI, Provider(error)) as line:
-        heard = await line.connect().ask("POST", "/v1/responses", request("responses"))
+        heard = await line.connect().post("responses")
         verdict = line.session.failure
 
     assert "[redacted:key]" in heard.json()["error"]["message"]
@@ -568,7 +553,7 @@ async def test_a_provider_that_cannot_be_reached_is_the_platform_s_fault(autojum
     """A name, a route or a certificate that is wrong: who started the run has to do something, nobody else can."""
     async with open_line(Api.ANTHROPIC, Provider(Said(unreachable=True))) as line:
         began = trio.current_time()
-        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
+        heard = await line.connect().post("messages")
         verdict = line.session.failure
 
     assert (heard.status, [told.status for told in line.told]) == (400, [0, 0, 400])
@@ -576,14 +561,6 @@ async def test_a_provider_that_cannot_be_reached_is_the_platform_s_fault(autojum
     assert (verdict.reason, verdict.message) == (Reason.PLATFORM, "`api.example` could not be reached: nobody there")
     assert trio.current_time() - began == MAX_WAIT_UNREACHED
     assert "`RUNNER_ANTHROPIC_URL`, `HTTPS_PROXY`" in verdict.details[0]
-
-
-async def test_a_provider_that_hangs_up_at_once_is_asked_again(autojump_clock: MockClock) -> None:
-    provider = Provider(*[Said(breaks=True)] * 5, stream("messages"))
-    async with open_line(Api.ANTHROPIC, provider) as line:
-        heard = await line.connect().ask("POST", "/v1/messages", request("messages"))
-
-        assert (heard.status, line.session.failure) == (200, None)
 
 
 @pytest.mark.scenario("BEY-16", only="gateway")
@@ -678,9 +655,9 @@ async def test_closing_a_session_breaks_off_what_is_under_way_and_serves_nobody_
 
 @ALL
 async def test_usage_is_what_the_provider_says(call: str) -> None:
-    api, target = CALLS[call]
+    api = CALLS[call][0]
     async with open_line(api, Provider(stream(call, 1000, 30))) as line:
-        await line.connect().ask("POST", target, request(call))
+        await line.connect().post(call)
 
     told = line.told[0]
     assert (told.usage.requests, told.usage.input_tokens, told.usage.output_tokens) == (1, 1000, 30)
@@ -706,7 +683,7 @@ async def test_of_requests_without_end_that_cost_nothing_only_so_many_are_told()
         client = line.connect()
         for _ in range(MAX_FREE_REPORTED + 5):
             await client.ask("GET", "/nowhere")
-        await client.ask("POST", "/v1/messages", request("messages"))
+        await client.post("messages")
 
     assert (len(line.told), line.told[-1].call) == (MAX_FREE_REPORTED + 1, "messages")
 
@@ -726,13 +703,11 @@ async def test_of_requests_without_end_that_cost_nothing_only_so_many_are_told()
 )
 @pytest.mark.scenario("BEY-16", only="gateway")
 async def test_a_request_over_the_budget_is_refused(call: str, budget: Budget, reason: Reason, words: str) -> None:
-    """The overrun is what one request makes of it."""
-    api, target = CALLS[call]
     provider = Provider(stream(call, 100, 10))
-    async with open_line(api, provider, budget=budget) as line:
+    async with open_line(call, provider, budget=budget) as line:
         client = line.connect()
-        first = await client.ask("POST", target, request(call))
-        second = await client.ask("POST", target, request(call))
+        first = await client.post(call)
+        second = await client.post(call)
         verdict = line.session.failure
 
     assert (first.status, second.status, len(provider.asked)) == (200, 400, 1)
@@ -744,19 +719,18 @@ async def test_an_error_is_no_turn() -> None:
     error = Said([b"{}"], status=404)
     async with open_line(Api.ANTHROPIC, Provider(error, error, stream("messages")), budget=Budget(turns=1)) as line:
         client = line.connect()
-        statuses = [(await client.ask("POST", "/v1/messages", request("messages"))).status for _ in range(4)]
+        statuses = [(await client.post("messages")).status for _ in range(4)]
 
     assert statuses == [400, 400, 200, 400]
 
 
 @pytest.mark.parametrize("budget", [Budget(tokens=1000), Budget(turns=10), Budget(cost_usd=0.0022)])
 async def test_requests_at_once_overrun_the_budget_by_one_at_most(budget: Budget, autojump_clock: MockClock) -> None:
-    """Each takes 100 tokens and a second; 50 ask at once."""
     provider = Provider(stream("messages", 90, 10, stalls=1))
     statuses: list[int] = []
 
     async def ask(client: Client) -> None:
-        statuses.append((await client.ask("POST", "/v1/messages", request("messages"))).status)
+        statuses.append((await client.post("messages")).status)
 
     async with open_line(Api.ANTHROPIC, provider, budget=budget) as line, trio.open_nursery() as nursery:
         for _ in range(50):
@@ -771,7 +745,7 @@ async def test_a_model_without_a_price_is_refused_when_the_budget_is_in_dollars(
     async with open_line(
         Api.OPENAI, Provider(stream("responses")), models=["house-model"], budget=Budget(cost_usd=1)
     ) as line:
-        heard = await line.connect().ask("POST", "/v1/responses", request("responses", model="house-model"))
+        heard = await line.connect().post("responses", model="house-model")
 
     assert "has no known price" in heard.json()["error"]["message"]
 
@@ -793,18 +767,14 @@ async def test_a_body_over_the_limit_is_refused() -> None:
 
 async def _try_to_send(client: Client, body: bytes) -> None:
     await client.stream.send_all(b"POST /v1/messages HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body))
-    client._protocol.send(_head(len(body)))
+    client._protocol.send(
+        h11.Request(method="POST", target="/", headers=[("host", "a"), ("content-length", str(len(body)))])
+    )
     for at in range(0, len(body), LARGE_BODY):
         try:
             await client.stream.send_all(body[at : at + LARGE_BODY])
         except trio.BrokenResourceError:
             return
-
-
-def _head(length: int) -> Any:
-    import h11
-
-    return h11.Request(method="POST", target="/", headers=[("host", "a"), ("content-length", str(length))])
 
 
 @pytest.mark.parametrize(
@@ -842,7 +812,6 @@ async def test_a_client_that_asks_whether_to_go_on_is_told_so() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_nothing_that_a_hostile_client_says_gets_around_the_grant(seed: int, autojump_clock: MockClock) -> None:
-    """Requests for another model, and some for the granted one, damaged at random: no error, and none passes."""
     luck = random.Random(seed)
     provider = Provider(stream("messages"))
     bodies = [
@@ -889,7 +858,7 @@ async def test_large_requests_wait_for_each_other(autojump_clock: MockClock) -> 
             nursery.start_soon(_send_large, line.connect(), body)
         await trio.sleep(1)
         large = len(provider.asked)
-        await line.connect().ask("POST", "/v1/messages", request("messages"))
+        await line.connect().post("messages")
         assert (large, trio.current_time() - started) == (2, pytest.approx(11, abs=0.5))
 
 

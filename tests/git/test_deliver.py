@@ -21,7 +21,7 @@ from runner.core.settings import Settings
 from runner.git import atomic_apply, source
 from runner.git.deliver import ApplyResult, Delivery, PushResult, open_delivery
 from runner.ports.git import Author, SnapshotOptions
-from tests.support.folder_contents import everything
+from tests.support.folder_contents import everything, put
 from tests.support.git_servers import Handler, https, sshd
 from tests.support.needs import ROOT, SSHD
 from tests.support.situations import git
@@ -63,18 +63,15 @@ class Work:
 
 def fill(top: Path) -> None:
     """A tree with every kind of leaf."""
-    (top / "src" / "deep").mkdir(parents=True)
     (top / "README").write_text("".join(f"line {number}\n" for number in range(40)))
-    (top / "src" / "app.sh").write_text("echo app\n")
-    (top / "src" / "deep" / "only").write_text("only\n")
-    (top / "src" / "tool").write_text("tool\n")
-    (top / "src" / "tool").chmod(0o755)
+    put(top / "src" / "app.sh", "echo app\n")
+    put(top / "src" / "deep" / "only", "only\n")
+    put(top / "src" / "tool", "tool\n", 0o755)
     (top / "data").write_bytes(bytes(range(256)) * 40)
     (top / "link").symlink_to("README")
     (top / "kept").write_text("kept\n")
     (top / "to-folder").write_text("a file\n")
-    (top / "to-file").mkdir()
-    (top / "to-file" / "inner").write_text("inner\n")
+    put(top / "to-file" / "inner", "inner\n")
 
 
 def rework(top: Path) -> None:
@@ -88,12 +85,10 @@ def rework(top: Path) -> None:
     (top / "link").unlink()
     (top / "link").write_text("no link any more\n")
     (top / "to-folder").unlink()
-    (top / "to-folder").mkdir()
-    (top / "to-folder" / "inner").write_text("below\n")
+    put(top / "to-folder" / "inner", "below\n")
     shutil.rmtree(top / "to-file")
     (top / "to-file").write_text("a file now\n")
-    (top / "new" / "er").mkdir(parents=True)
-    (top / "new" / "er" / "made").write_text("made\n")
+    put(top / "new" / "er" / "made", "made\n")
     (top / "new" / "with space\tand\ttab").write_text("odd\n")
     (top / "new" / "pointer").symlink_to("../README")
 
@@ -198,8 +193,7 @@ async def test_no_hook_and_no_setting_of_the_repository_runs(work: Work) -> None
     canary = work.folder / "canary"
     hooks = work.user / ".git" / "hooks"
     for name in ("pre-receive", "update", "post-receive", "post-update", "reference-transaction", "push-to-checkout"):
-        (hooks / name).write_text(f"#!/bin/sh\necho {name} >> {canary}\n")
-        (hooks / name).chmod(0o755)
+        put(hooks / name, f"#!/bin/sh\necho {name} >> {canary}\n", 0o755)
     git(work.user, "config", "receive.denyCurrentBranch", "updateInstead")
     git(work.user, "config", "core.fsmonitor", f"touch {canary}")
 
@@ -210,7 +204,7 @@ async def test_no_hook_and_no_setting_of_the_repository_runs(work: Work) -> None
 
 
 async def test_objects_that_git_refuses_do_not_get_in(work: Work) -> None:
-    """Case 51: a tree with `.git` in it, made behind our back."""
+    """A tree with `.git` in it, made behind our back."""
     blob = git(work.private, "hash-object", "-w", "--stdin")
     raw = work.folder / "raw"
     raw.write_bytes(b"100644 .git\0" + bytes.fromhex(blob))
@@ -428,7 +422,6 @@ async def cut_short(work: Work, stop: int) -> bool:
 
 
 async def test_a_kill_at_any_point_is_undone_by_the_next_apply(work: Work) -> None:
-    """Old files come back as themselves; and then the patch still goes on."""
     before = everything(work.user)
     inodes = {path: (work.user / path).lstat().st_ino for path in before if not (work.user / path).is_dir()}
     stop = 1
@@ -512,7 +505,6 @@ async def test_two_at_once_do_not_mix(work: Work) -> None:
 
 
 async def test_a_cancelled_apply_leaves_everything_as_it_was(work: Work) -> None:
-    """At whatever time the cancel comes: afterwards there is all of it, or nothing."""
     before = everything(work.user)
     cancelled = 0
     for hundredth in range(1, 12):
@@ -579,8 +571,7 @@ def ahead(remote: Path) -> None:
 
 def refusing(remote: Path) -> None:
     hook = remote / "hooks" / "pre-receive"
-    hook.write_text("#!/bin/sh\necho no agents on Fridays >&2\nexit 1\n")
-    hook.chmod(0o755)
+    put(hook, "#!/bin/sh\necho no agents on Fridays >&2\nexit 1\n", 0o755)
 
 
 def in_use(remote: Path) -> None:
@@ -634,9 +625,7 @@ async def test_what_the_server_said_is_a_hint(work: Work, remote: Path) -> None:
 
 async def test_hooks_of_the_user_do_not_run(work: Work, remote: Path) -> None:
     hooks = work.folder / "hooks"
-    hooks.mkdir()
-    (hooks / "pre-push").write_text(f"#!/bin/sh\ntouch {work.folder}/canary\n")
-    (hooks / "pre-push").chmod(0o755)
+    put(hooks / "pre-push", f"#!/bin/sh\ntouch {work.folder}/canary\n", 0o755)
     (work.folder / ".gitconfig").write_text(f"[core]\n\thooksPath = {hooks}\n")
 
     await work.push(str(remote))
@@ -650,9 +639,7 @@ async def test_hooks_of_the_user_do_not_run(work: Work, remote: Path) -> None:
 def ssh(work: Work, script: str) -> dict[str, str]:
     """What the user's environment is when ``ssh`` is this script; ``$2`` of it is git's command."""
     folder = work.folder / "bin"
-    folder.mkdir()
-    (folder / "ssh").write_text(f"#!/bin/sh\necho $$ >> {work.folder}/pids\n{script}\n")
-    (folder / "ssh").chmod(0o755)
+    put(folder / "ssh", f"#!/bin/sh\necho $$ >> {work.folder}/pids\n{script}\n", 0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}", "GIT_SSH_VARIANT": "simple"}
 
 
@@ -696,7 +683,6 @@ async def test_what_ssh_says_is_said(work: Work, remote: Path, words: str, kind:
 
 
 async def test_a_push_that_stalls_ends_with_all_its_processes(work: Work, remote: Path) -> None:
-    """Case 54."""
     person = ssh(work, "trap '' TERM; sleep 600 & sleep 600")
 
     with trio.move_on_after(1) as scope:
@@ -754,8 +740,6 @@ async def test_a_certificate_that_is_not_trusted_is_refused(work: Work, remote: 
 
 
 async def test_a_server_that_leads_to_another_protocol_is_not_followed(work: Work, remote: Path) -> None:
-    """Case 44."""
-
     def elsewhere(handler: Handler) -> bool:
         handler.start(302, Location=f"file://{remote}/info/refs?service=git-receive-pack", Content_Length="0")
         return True

@@ -16,7 +16,7 @@ from runner.core.errors import BadSource, GitFailed
 from runner.git.binary import GitBinary
 from runner.git.dulwich import GitDulwich
 from runner.ports.git import Author, Git, SnapshotOptions
-from tests.support.folder_contents import everything
+from tests.support.folder_contents import everything, folder
 from tests.support.situations import git as run_git
 
 AUTHOR = Author("somebody", "s@example.org", 1_700_000_000)
@@ -29,8 +29,7 @@ def git(request: pytest.FixtureRequest) -> Git:
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    path = tmp_path / "work"
-    path.mkdir()
+    path = folder(tmp_path / "work")
     (path / "file").write_text("one\n")
     return path
 
@@ -58,8 +57,7 @@ async def test_the_operations_of_the_document_work_one_after_the_other(git: Git,
     assert "-one\n+two\n" in (tmp_path / "patch").read_text()
 
     for name, sha in (("topic", first), ("main", second)):  # checkout, createBranch
-        into = tmp_path / name
-        into.mkdir()
+        into = folder(tmp_path / name)
         await git.check_out(repository, sha, into=into, branch=name)
         assert await git.resolve(into, branch=None, commit=None) == sha  # getCurrentSha
         assert run_git(into, "rev-parse", "--abbrev-ref", "HEAD") == name

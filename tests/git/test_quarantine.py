@@ -12,6 +12,7 @@ from runner.core.errors import GitFailed, GitMissing, HostileTree, RemoteOverLim
 from runner.git.binary import GitBinary
 from runner.git.dulwich import GitDulwich
 from tests.conformance.test_git import User
+from tests.support.folder_contents import put
 from tests.support.needs import GIT
 
 PROGRAM = shutil.which("git") or ""
@@ -32,8 +33,7 @@ class Agent(User):
         ).stdout
 
     def write(self, path: str, text: str) -> None:
-        (self.top / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.top / path).write_text(text)
+        put(self.top / path, text)
 
     def plumb(self, entries: str) -> str:
         """A commit on HEAD of a tree that no checkout makes; ``entries`` in the words of ``mktree``."""

@@ -13,6 +13,7 @@ from runner.git import open_git
 from runner.git._run import run
 from runner.git.binary import GitBinary
 from runner.ports.git import Author, SnapshotOptions
+from tests.support.folder_contents import put
 from tests.support.needs import GIT
 
 PROGRAM = shutil.which("git") or ""
@@ -24,9 +25,7 @@ def settings(path: str) -> Settings:
 
 
 def script(folder: Path, text: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "git").write_text(f"#!/bin/sh\n{text}\n")
-    (folder / "git").chmod(0o755)
+    put(folder / "git", f"#!/bin/sh\n{text}\n", 0o755)
     return folder
 
 

@@ -3,23 +3,11 @@ from __future__ import annotations
 import pytest
 
 from runner.core.errors import BadRef, HostileTree, UnknownCommit
-from runner.git.tree import (
-    EXECUTABLE,
-    FILE,
-    GITLINK,
-    LINK,
-    carried_over,
-    changes,
-    check_branch,
-    check_commit_id,
-    check_names,
-    commit_object,
-    covers,
-)
+from runner.git import tree
 from runner.ports.git import Author, Change, SnapshotOptions, TreeEntry
 
 
-def leaf(path: str | bytes, mode: int = FILE, id: str = "a" * 40) -> TreeEntry:
+def leaf(path: str | bytes, mode: int = tree.FILE, id: str = "a" * 40) -> TreeEntry:
     return TreeEntry(path.encode() if isinstance(path, str) else path, mode, id, 1)
 
 
@@ -27,7 +15,7 @@ def leaf(path: str | bytes, mode: int = FILE, id: str = "a" * 40) -> TreeEntry:
     "name", ["main", "feature/auth", "v1.2", "a-b_c", "fix/#12", "übung", "a@b", "1", "c++", "f" * 39]
 )
 def test_ordinary_branch_names_are_taken(name: str) -> None:
-    check_branch(name)
+    tree.check_branch(name)
 
 
 @pytest.mark.parametrize(
@@ -35,15 +23,15 @@ def test_ordinary_branch_names_are_taken(name: str) -> None:
 )
 def test_anything_else_is_no_branch_name(name: str) -> None:
     with pytest.raises(BadRef):
-        check_branch(name)
+        tree.check_branch(name)
 
 
 @pytest.mark.parametrize("text", ["", "HEAD", "a" * 39, "A" * 40, "a" * 41, "g" * 40, "a" * 40 + "\n"])
 def test_a_commit_id_is_40_or_64_lower_case_digits(text: str) -> None:
-    check_commit_id("a" * 40)
-    check_commit_id("0" * 64)
+    tree.check_commit_id("a" * 40)
+    tree.check_commit_id("0" * 64)
     with pytest.raises(UnknownCommit):
-        check_commit_id(text)
+        tree.check_commit_id(text)
 
 
 @pytest.mark.parametrize(
@@ -64,24 +52,24 @@ def test_a_commit_id_is_40_or_64_lower_case_digits(text: str) -> None:
 )
 def test_a_tree_that_no_disk_can_hold_is_refused(paths: list[str]) -> None:
     with pytest.raises(HostileTree):
-        check_names(map(leaf, paths))
+        tree.check_names(map(leaf, paths))
 
 
 def test_an_ordinary_tree_is_not_refused() -> None:
-    check_names(map(leaf, ["a/b/c", "a/b/d", "a/c", "b", b"\xff", b"\xfe", "a.b", "a-b"]))
+    tree.check_names(map(leaf, ["a/b/c", "a/b/d", "a/c", "b", b"\xff", b"\xfe", "a.b", "a-b"]))
 
 
 def test_changes_are_told_apart() -> None:
     before = [leaf("same"), leaf("gone"), leaf("mode"), leaf("content"), leaf("type")]
     after = [
         leaf("same"),
-        leaf("mode", EXECUTABLE),
+        leaf("mode", tree.EXECUTABLE),
         leaf("content", id="b" * 40),
-        leaf("type", LINK),
+        leaf("type", tree.LINK),
         leaf("a new one"),
     ]
 
-    assert changes(before, after) == [
+    assert tree.changes(before, after) == [
         Change(b"a new one", "A", after[4]),
         Change(b"content", "M", after[2]),
         Change(b"gone", "D", None),
@@ -91,7 +79,7 @@ def test_changes_are_told_apart() -> None:
 
 
 def test_a_folder_covers_what_is_below_it_and_no_namesake() -> None:
-    covered = covers(frozenset({b"a/b", b"c"}))
+    covered = tree.covers(frozenset({b"a/b", b"c"}))
 
     assert [p for p in (b"a", b"a/b", b"a/b/x/y", b"a/bc", b"c", b"c/d", b"cd") if covered(p)] == [
         b"a/b",
@@ -102,16 +90,21 @@ def test_a_folder_covers_what_is_below_it_and_no_namesake() -> None:
 
 
 def test_submodules_are_kept_unless_replaced() -> None:
-    base = [leaf("kept", GITLINK), leaf("now a file", GITLINK), leaf("now a folder", GITLINK), leaf("file")]
+    base = [
+        leaf("kept", tree.GITLINK),
+        leaf("now a file", tree.GITLINK),
+        leaf("now a folder", tree.GITLINK),
+        leaf("file"),
+    ]
     wanted = SnapshotOptions("m", Author("n", "e", 0))
 
-    assert carried_over(base, [b"now a file", b"now a folder/x"], wanted) == base[:1]
+    assert tree.carried_over(base, [b"now a file", b"now a folder/x"], wanted) == base[:1]
 
 
 def test_identity_cannot_add_lines_to_a_commit() -> None:
     author = Author("Eve <e@x>\nparent 0", "e@x>\n", 5)
 
-    text = commit_object("t" * 40, None, SnapshotOptions("m\0\n\n", author)).decode()
+    text = tree.commit_object("t" * 40, None, SnapshotOptions("m\0\n\n", author)).decode()
 
     who = "Eve e@xparent 0 <e@x> 5 +0000"
     assert text == f"tree {'t' * 40}\nauthor {who}\ncommitter {who}\n\nm\n"

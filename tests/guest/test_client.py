@@ -1105,7 +1105,6 @@ async def one_connection(first: Wires, *, late: bool) -> None:
 @pytest.mark.parametrize("side", [0, 1], ids=["from the host", "from the guest"])
 @pytest.mark.parametrize("scenario", [one_command, one_connection])
 async def test_a_connection_may_be_lost_at_every_byte(scenario: Callable[..., object], side: int, late: bool) -> None:
-    """Nothing is lost or doubled, the status is right, signals come once, and the guest has nothing to keep."""
     whole = Wires()
     await scenario(whole, late=late)  # type: ignore[misc]
     for after in range(whole.ends[side].sent + 1):

@@ -50,45 +50,31 @@ def flat(frame: Frame) -> tuple[Type, int, int, bytes]:
 
 
 @settings(deadline=None)
-@given(id=IDS, stream=st.integers(0, 2), at=OFFSETS, chunk=st.binary(min_size=1, max_size=500))
-def test_data_comes_back_with_its_place(id: int, stream: int, at: int, chunk: bytes) -> None:
-    [(kind, *rest, payload)] = parse(framing.data(id, stream, at, chunk))
+@given(id=IDS, stream=st.integers(0, 2), at=OFFSETS, chunk=st.binary(min_size=1, max_size=500), state=STATES)
+def test_what_is_put_into_frames_about_a_command_comes_back(
+    id: int, stream: int, at: int, chunk: bytes, state: framing.State
+) -> None:
+    frames = (framing.data(id, stream, at, chunk), fake_guest.state(id, state))
+    ends = (framing.offset(kind, id, stream, at) for kind in (Type.EOF, Type.ACK))
 
-    assert (kind, rest) == (Type.DATA, [id, stream])
-    assert (framing.read_offset(payload), payload[8:]) == (at, chunk)
+    (*heads, data), told, eof, ack = parse(*frames, *ends)
 
-
-@settings(deadline=None)
-@given(kind=st.sampled_from([Type.EOF, Type.ACK]), id=IDS, stream=st.integers(0, 2), at=OFFSETS)
-def test_an_offset_comes_back(kind: Type, id: int, stream: int, at: int) -> None:
-    [(*head, payload)] = parse(framing.offset(kind, id, stream, at))
-
-    assert (head, framing.read_offset(payload)) == ([kind, id, stream], at)
-
-
-@settings(deadline=None)
-@given(id=IDS, state=STATES)
-def test_a_state_comes_back(id: int, state: framing.State) -> None:
-    [(*head, payload)] = parse(fake_guest.state(id, state))
-
-    assert (head, framing.read_state(payload)) == ([Type.STATE, id, 0], state)
+    assert (heads, framing.read_offset(data), data[8:]) == ([Type.DATA, id, stream], at, chunk)
+    assert (told[:3], framing.read_state(told[3])) == ((Type.STATE, id, 0), state)
+    for kind, end in ((Type.EOF, eof), (Type.ACK, ack)):
+        assert (end[:3], framing.read_offset(end[3])) == ((kind, id, stream), at)
 
 
 @settings(deadline=None)
-@given(id=IDS, serial=WORDS, number=WORDS, port=WORDS)
-def test_signals_and_ports_come_back(id: int, serial: int, number: int, port: int) -> None:
-    signalled, listened = parse(framing.signal(id, serial, number), framing.listen(id, port))
+@given(id=IDS, serial=WORDS, number=WORDS, port=WORDS, nonce=st.binary(min_size=16, max_size=16))
+def test_signals_ports_and_greetings_come_back(id: int, serial: int, number: int, port: int, nonce: bytes) -> None:
+    frames = (framing.signal(id, serial, number), framing.listen(id, port), framing.hello(nonce))
+
+    signalled, listened, greeted = parse(*frames)
 
     assert signalled == (Type.SIGNAL, id, 0, struct.pack("<II", serial, number))
     assert (*listened[:3], framing.read_word(listened[3])) == (Type.LISTEN, id, 0, port)
-
-
-@settings(deadline=None)
-@given(nonce=st.binary(min_size=16, max_size=16))
-def test_a_greeting_comes_back(nonce: bytes) -> None:
-    [(kind, _, _, payload)] = parse(framing.hello(nonce))
-
-    assert (kind, framing.read_hello(payload).nonce) == (Type.HELLO, nonce)
+    assert (greeted[0], framing.read_hello(greeted[3]).nonce) == (Type.HELLO, nonce)
 
 
 @settings(deadline=None)

@@ -33,6 +33,7 @@ from runner.guest.framing import (
     frame,
 )
 from runner.sandbox import bwrap
+from tests.support.folder_contents import put
 from tests.support.guest_driver import (
     NONCE,
     PATH,
@@ -176,9 +177,7 @@ def test_a_command_that_failed_to_start_is_never_said_to_run_afterwards(guest: H
 
 def test_a_program_is_looked_for_in_the_command_s_own_path(guest: Host, tmp_path: Path) -> None:
     for name, mode in (("closed", 0o644), ("open", 0o755), ("later", 0o755)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "prog").write_text(f"#!/bin/sh\necho {name}\n")
-        (tmp_path / name / "prog").chmod(mode)
+        put(tmp_path / name / "prog", f"#!/bin/sh\necho {name}\n", mode)
     entries = ["/nowhere", "/etc/passwd", "x" * 5000, tmp_path / "closed", tmp_path / "open", tmp_path / "later"]
 
     assert guest.run("prog", env={"PATH": ":".join(map(str, entries))}).out == b"open\n"
@@ -190,8 +189,7 @@ def test_a_program_is_looked_for_in_the_command_s_own_path(guest: Host, tmp_path
 
 def test_a_script_without_a_first_line_is_run_by_the_shell(guest: Host, tmp_path: Path) -> None:
     script = tmp_path / "script"
-    script.write_text('echo "$0 $1 $#"\n')
-    script.chmod(0o755)
+    put(script, 'echo "$0 $1 $#"\n', 0o755)
 
     assert guest.run(str(script), "a b", "c").out == f"{script} a b 2\n".encode()
     assert guest.run("script", "a b", env={"PATH": str(tmp_path)}).out == f"{script} a b 1\n".encode()
@@ -212,7 +210,6 @@ def test_the_limit_on_open_files_is_as_the_guest_found_it(program: Path, soft: i
 
 
 def test_nothing_of_the_guest_s_own_surroundings_reaches_a_command(program: Path) -> None:
-    """Descriptors, ignored and blocked signals, terminal session."""
     with inherited("sh", "-c", 'trap "" INT USR1; exec "$0" 7</dev/null 9</dev/null', program) as host:
         assert host.run("ls", "/proc/self/fd").out == b"0\n1\n2\n3\n"  # the last is what it lists them with
         status = host.run("cat", "/proc/self/status").out.decode()

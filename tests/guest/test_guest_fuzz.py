@@ -172,7 +172,6 @@ def dialled(program: Path) -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("seed", seeds(6, 120))
 def test_a_guest_that_dials_again_is_none_the_worse_for_it(sanitized: Path, seed: int) -> None:
-    """One guest, connection after connection: what one has broken the next finds."""
     dice = random.Random(f"dialled {seed}")
     with dialled(sanitized) as listener:
         for _ in range(30):

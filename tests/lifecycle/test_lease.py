@@ -13,6 +13,11 @@ SECOND = 1_000_000
 FREE = Lease("w", 4)
 HELD = Lease("w", 5, "w.5", "run a", 10 * SECOND, 20 * SECOND, 100 * SECOND)
 END = HELD.expires
+REFRESHED = LeaseRefreshed("w", "w.5", 60.0)
+
+
+def lease(fence: int, holder: str, acquired: int, refreshed: int) -> Lease:
+    return Lease("w", fence, f"w.{fence}", holder, acquired, refreshed, refreshed + 60 * SECOND)
 
 
 def acquired(fence: int, *, forced: bool = False) -> LeaseAcquired:
@@ -22,27 +27,11 @@ def acquired(fence: int, *, forced: bool = False) -> LeaseAcquired:
 @pytest.mark.parametrize(
     ("row", "event", "at", "after"),
     [
-        pytest.param(
-            free("w"), acquired(1), 7, Lease("w", 1, "w.1", "run b", 7, 7, 7 + 60 * SECOND), id="never leased"
-        ),
-        pytest.param(FREE, acquired(5), 7, Lease("w", 5, "w.5", "run b", 7, 7, 7 + 60 * SECOND), id="released before"),
-        pytest.param(
-            HELD, acquired(6), END, Lease("w", 6, "w.6", "run b", END, END, END + 60 * SECOND), id="taken over"
-        ),
-        pytest.param(
-            HELD,
-            acquired(6, forced=True),
-            7,
-            Lease("w", 6, "w.6", "run b", 7, 7, 7 + 60 * SECOND),
-            id="of a dead holder",
-        ),
-        pytest.param(
-            HELD,
-            LeaseRefreshed("w", "w.5", 60.0),
-            END - 1,
-            Lease("w", 5, "w.5", "run a", 10 * SECOND, END - 1, END - 1 + 60 * SECOND),
-            id="refreshed at the last moment",
-        ),
+        pytest.param(free("w"), acquired(1), 7, lease(1, "run b", 7, 7), id="never leased"),
+        pytest.param(FREE, acquired(5), 7, lease(5, "run b", 7, 7), id="released before"),
+        pytest.param(HELD, acquired(6), END, lease(6, "run b", END, END), id="taken over"),
+        pytest.param(HELD, acquired(6, forced=True), 7, lease(6, "run b", 7, 7), id="of a dead holder"),
+        pytest.param(HELD, REFRESHED, END - 1, lease(5, "run a", 10 * SECOND, END - 1), id="refreshed at the last"),
         pytest.param(HELD, LeaseReleased("w", "w.5"), 7, Lease("w", 5), id="released"),
         pytest.param(HELD, LeaseReleased("w", "w.5"), END, Lease("w", 5), id="released late, and nobody came"),
     ],
@@ -59,7 +48,7 @@ def test_an_event_makes_a_row(row: Lease, event: LeaseEvent, at: int, after: Lea
         pytest.param(HELD, acquired(5, forced=True), 7, LeaseHeld, "has a new holder", id="second to force"),
         pytest.param(FREE, acquired(4), 7, LeaseHeld, "has a new holder", id="an old number"),
         pytest.param(FREE, acquired(6), 7, LeaseHeld, "has a new holder", id="a number too high"),
-        pytest.param(HELD, LeaseRefreshed("w", "w.5", 60.0), END, LeaseLost, "it has ended", id="refreshed too late"),
+        pytest.param(HELD, REFRESHED, END, LeaseLost, "it has ended", id="refreshed too late"),
         pytest.param(HELD, LeaseRefreshed("w", "w.4", 60.0), 7, LeaseLost, "run a has it now", id="another's refresh"),
         pytest.param(FREE, LeaseRefreshed("w", "w.4", 60.0), 7, LeaseLost, "it has ended", id="refreshed when free"),
         pytest.param(HELD, LeaseReleased("w", "w.4"), 7, LeaseLost, "run a has it now", id="another's release"),

@@ -90,7 +90,6 @@ def test_after_failures_a_pool_is_filled_later_and_later(count: int, pause: floa
 
 
 def test_doing_what_is_decided_leaves_nothing_to_do() -> None:
-    """Whatever there was: afterwards every pool has its size, nothing that is claimed was touched."""
     for seed in range(300):
         luck = random.Random(seed)
         slots = [

@@ -33,13 +33,8 @@ def client() -> Iterator[APIClient]:
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Daemon]:
-    """A daemon that these tests may stop and kill."""
-    dockerd.DOCKER.require()
-    daemon = Daemon(Path("/tmp", f"runner-dockerd-mortal-{os.getpid()}"))
-    daemon.start()
-    daemon.make_image()
-    yield daemon
-    daemon.stop()
+    with dockerd.mortal("mortal") as daemon:
+        yield daemon
 
 
 async def workspace_of(provider: DockerProvider, *, image: str = IMAGE, limits: Limits | None = None) -> Handle:

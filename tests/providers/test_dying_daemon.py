@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -38,14 +37,8 @@ STEPS = ("provision", "setup", "agent", "post_hook", "scan", "snapshot", "save",
 
 @pytest.fixture(scope="module")
 def mortal() -> Iterator[Daemon]:
-    dockerd.DOCKER.require()
-    daemon = Daemon(Path("/tmp", f"runner-dockerd-dying-{os.getpid()}"))
-    daemon.start()
-    daemon.make_image()
-    yield daemon
-    if not daemon.answers():
-        daemon.start()
-    daemon.stop()
+    with dockerd.mortal("dying") as daemon:
+        yield daemon
 
 
 class Contained(Machine):

@@ -20,6 +20,7 @@ from runner.providers.docker import DockerProvider, check_runtime
 from runner.providers.gvisor import RUNSC
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE, Daemon
+from tests.support.folder_contents import folder, put
 from tests.support.guest_driver import pids
 from tests.support.providers import MIB, cmdline, inhabitants, took_at_most
 
@@ -28,12 +29,8 @@ pytestmark = [pytest.mark.slow, dockerd.GVISOR.mark]
 
 @pytest.fixture
 def mortal() -> Iterator[Daemon]:
-    """A daemon that a test may stop and kill."""
-    daemon = Daemon(Path("/tmp", f"runner-dockerd-gvisor-{os.getpid()}"))
-    daemon.start()
-    daemon.make_image()
-    yield daemon
-    daemon.stop()
+    with dockerd.mortal("gvisor") as daemon:
+        yield daemon
 
 
 def at(home: Path, host: str | None = None, *, timeout: float = 10) -> DockerProvider:
@@ -106,8 +103,7 @@ async def test_a_runtime_whose_program_does_not_start_is_unavailable(
     """The daemon lists it all the same, so that a run would only fail once everything else was made."""
     runsc = tmp_path / "runsc"
     if program is not None:
-        runsc.write_text(program)
-        runsc.chmod(0o755)
+        put(runsc, program, 0o755)
 
     with pytest.raises(ProviderFailed, match=f"`{runsc}`, does not start: .*{words}"):
         await check_runtime({"Runtimes": {"runsc": {"path": str(runsc)}}}, "runsc")
@@ -133,8 +129,7 @@ async def test_too_much_memory_ends_the_sandbox_which_says_why_and_opens_again(t
 
 
 async def test_a_directory_of_root_cannot_be_lent(tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    tree.mkdir()
+    tree = folder(tmp_path / "tree")
     with pytest.raises(ProviderFailed, match="gvisor cannot map owners"):
         await at(tmp_path / "home").create(WorkspaceRequest("lent", "run-1", "nonce", tree=tree, image=IMAGE))
 

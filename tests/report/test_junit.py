@@ -97,28 +97,18 @@ def test_a_failure_has_its_reason_its_details_and_the_end_of_the_output() -> Non
     assert cases(document)["verify"] == "skipped"
 
 
+STOPPED = ev.RunEnded(Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal"), 130)
+CANCELLED = ev.StepEnded("agent", Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped"))
+LOST = ev.StepEnded("agent", Outcome(Status.UNKNOWN, Reason.UNKNOWN, "lost"))
+
+
 @pytest.mark.parametrize(
     ("end", "case"),
     [
         pytest.param([], ("run", "error"), id="under way"),
-        pytest.param(
-            [ev.RunEnded(Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal"), 130)],
-            ("run", "failure"),
-            id="stopped between steps",
-        ),
-        pytest.param(
-            [
-                ev.StepEnded("agent", Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")),
-                ev.RunEnded(Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal"), 130),
-            ],
-            ("agent", "failure"),
-            id="stopped in a step",
-        ),
-        pytest.param(
-            [ev.StepEnded("agent", Outcome(Status.UNKNOWN, Reason.UNKNOWN, "lost"))],
-            ("agent", "failure"),
-            id="unknown",
-        ),
+        pytest.param([STOPPED], ("run", "failure"), id="stopped between steps"),
+        pytest.param([CANCELLED, STOPPED], ("agent", "failure"), id="stopped in a step"),
+        pytest.param([LOST], ("agent", "failure"), id="unknown"),
         pytest.param([ev.RunEnded(Outcome(Status.SKIPPED, message="needs x"), 1)], ("agent", "skipped"), id="skipped"),
     ],
 )

@@ -189,25 +189,16 @@ def test_whoever_ran_out_of_turns_is_told_the_flag() -> None:
     assert "  More turns  runner triage --max-turns N" in closing(ended(failed(Reason.TURNS, "9"), 1), SCENE, Result())
 
 
-def test_a_rehearsal_is_said_first_and_is_not_continued() -> None:
-    start = ev.RunStarted("triage", "sha256:0", "1", {"agent": "agent"}, 600.0, rehearsal="a.turns.yaml")
-    record = told(start, ev.RunEnded(failed(Reason.EXIT, "x"), 1))
+def test_a_rehearsal_is_said_first_and_last_and_is_neither_continued_nor_an_investigation() -> None:
+    start = replace(START, rehearsal="a.turns.yaml")
+    failed_one = told(start, ev.RunEnded(failed(Reason.EXIT, "x"), 1))
+    asked = replace(ASKED, usage=Usage(1, 900, 0, 0, 100, 0, 0.02))
+    whole = list(closing(told(start, asked, ev.RunEnded(succeeded("fine"), 0)), SCENE, Result(REPORT)))
 
-    assert next(opening(record, SCENE, clock)) == "REHEARSAL  no model is asked, a.turns.yaml stands for it"
-    assert not [line for line in closing(record, SCENE, Result()) if "Continue" in line]
-
-
-def test_the_last_block_of_a_rehearsal_is_not_taken_for_an_investigation() -> None:
-    start = ev.RunStarted("triage", "sha256:0", "1", {"agent": "agent"}, 600.0, rehearsal="a.turns.yaml")
-    asked = ev.ModelRequestFinished(
-        "agent", "messages", "sonnet", 200, 1, 1, 0.1, 0.2, Usage(1, 900, 0, 0, 100, 0, 0.02)
-    )
-    record = told(start, asked, ev.RunEnded(succeeded("fine"), 0))
-
-    lines = list(closing(record, SCENE, Result(REPORT)))
-
-    assert lines[0] == "REHEARSAL  no model was asked, a.turns.yaml stood for it: this is no investigation"
-    assert (lines[1].startswith("REHEARSED in "), lines[1].endswith("1k tokens  $0.02, not spent")) == (True, True)
+    assert next(opening(failed_one, SCENE, clock)) == "REHEARSAL  no model is asked, a.turns.yaml stands for it"
+    assert not [line for line in closing(failed_one, SCENE, Result()) if "Continue" in line]
+    assert whole[0] == "REHEARSAL  no model was asked, a.turns.yaml stood for it: this is no investigation"
+    assert (whole[1].startswith("REHEARSED in "), whole[1].endswith("1k tokens  $0.02, not spent")) == (True, True)
 
 
 def test_an_agents_conclusion_is_cut_and_cannot_command_the_terminal() -> None:

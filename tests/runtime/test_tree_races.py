@@ -20,6 +20,7 @@ from runner.ports.git import Author, SnapshotOptions
 from runner.runtime.tree_scan import scan
 from runner.safefs import trees
 from runner.safefs.safe_open import read_beneath
+from tests.support.folder_contents import put
 
 NAMES = 16  # of each sort that are swapped
 LENGTH = 200  # of every file and of every link's target, so that a size tells nothing
@@ -43,8 +44,7 @@ while True:
 def outside(tmp_path: Path) -> Iterator[Path]:
     """Files of the host, which must stay as they are."""
     folder = tmp_path / "outside"
-    (folder / "inner").mkdir(parents=True)
-    (folder / "inner" / "file").write_bytes(CANARY)
+    put(folder / "inner" / "file", CANARY)
     (folder / "file").write_bytes(CANARY)
     before = state(folder)
     yield folder
@@ -73,9 +73,8 @@ def swapped(tmp_path: Path, outside: Path, request: pytest.FixtureRequest) -> It
         pairs.append(f"f{number} g{number}")
         if request.param == "files":
             continue
-        (root / f"d{number}" / "inner").mkdir(parents=True)
+        put(root / f"d{number}" / "inner" / "file", INSIDE)
         (root / f"d{number}" / "file").write_bytes(INSIDE)
-        (root / f"d{number}" / "inner" / "file").write_bytes(INSIDE)
         (root / f"e{number}").symlink_to(outside)
         (root / f"p{number}").write_bytes(INSIDE)
         os.mkfifo(root / f"q{number}")

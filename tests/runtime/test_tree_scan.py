@@ -14,26 +14,18 @@ import pytest
 
 from runner.policy.paths import PathPolicy
 from runner.runtime.tree_scan import ScanResult
+from tests.policy.test_paths import DOCUMENTED
+from tests.support.folder_contents import put
 from tests.support.needs import ROOT
 
 Scan = Callable[..., ScanResult]
 
-DOCUMENTED = (
-    "**/.env",
-    "**/.env.*",
-    "**/secrets/**",
-    "**/*.pem",
-    "**/*.key",
-    "**/credentials.json",
-    "**/service-account*.json",
-)
 POLICY = PathPolicy(("**",), DOCUMENTED, 10 << 20)
 
 
 def tree(root: Path, *files: str) -> Path:
     for name in files:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("x")
+        put(root / name, "x")
     return root
 
 

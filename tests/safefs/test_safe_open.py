@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.safefs.safe_open import Opener, open_beneath, open_by_name, open_in_kernel, read_beneath
-
-
-def tree(root: Path, *files: str) -> Path:
-    for name in files:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("x")
-    return root
-
+from tests.runtime.test_tree_scan import tree
 
 openers = pytest.mark.parametrize("opener", [open_in_kernel, open_by_name], ids=["kernel", "by name"])
 

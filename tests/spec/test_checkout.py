@@ -109,7 +109,6 @@ def test_a_url_that_is_cloned(url: str) -> None:
     ],
 )
 def test_a_url_that_is_not_cloned(url: str) -> None:
-    """Case 39."""
     fault = judge_url(url)
 
     assert fault.hint
@@ -134,7 +133,6 @@ def test_a_url_that_is_not_cloned(url: str) -> None:
     ],
 )
 def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
-    """Case 47."""
     assert holds_secret(url)
     fault = judge_url(url)
 

@@ -129,6 +129,19 @@ class Daemon:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
+@contextmanager
+def mortal(name: str) -> Iterator[Daemon]:
+    """A daemon of its own that tests may stop and kill."""
+    DOCKER.require()
+    daemon = Daemon(Path("/tmp", f"runner-dockerd-{name}-{os.getpid()}"))
+    daemon.start()
+    daemon.make_image()
+    yield daemon
+    if not daemon.answers():
+        daemon.start()
+    daemon.stop()
+
+
 def _runtimes() -> dict[str, dict[str, object]]:
     """Besides the daemon's own: gVisor's, where it is installed, as the provider's hint says."""
     runsc = shutil.which("runsc")

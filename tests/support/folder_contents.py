@@ -1,4 +1,4 @@
-"""All of a folder in one value, for tests that say that nothing has changed."""
+"""Folders of files: how they are made, and all of one in one value, to say that nothing has changed."""
 
 from __future__ import annotations
 
@@ -25,3 +25,18 @@ def everything(top: Path, *, without: tuple[str, ...] = ()) -> dict[str, str]:
                 content = os.fsencode(path.readlink())
             found[relative] = f"{status.st_mode:o} {hashlib.sha256(content).hexdigest()}"
     return found
+
+
+def folder(path: Path, mode: int = 0o777) -> Path:
+    """Make a folder, and those that it lies in."""
+    path.mkdir(mode, parents=True, exist_ok=True)
+    return path
+
+
+def put(path: Path, content: str | bytes = "", mode: int | None = None) -> Path:
+    """Write a file, in folders that are made for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    if mode is not None:
+        path.chmod(mode)
+    return path

@@ -93,6 +93,10 @@ class Client:
         except h11.RemoteProtocolError:  # cut off
             return Heard()
 
+    async def post(self, call: str, **fields: object) -> Heard:
+        """Ask for an answer with the least body of such a call, and these fields."""
+        return await self.ask("POST", CALLS[call][1], request(call, **fields))
+
 
 @dataclass
 class Said:
@@ -178,7 +182,7 @@ class Line:
 
 @asynccontextmanager
 async def open_line(
-    api: Api,
+    call: str | Api,
     upstream: Any,
     *,
     models: Sequence[str] = (),
@@ -186,7 +190,8 @@ async def open_line(
     key: str = KEY,
     seconds: float = math.inf,
 ) -> AsyncIterator[Line]:
-    """``seconds`` are what the agent has from now on."""
+    """A line for a call, or for any of an API. ``seconds`` are what the agent has from now on."""
+    api = CALLS[call][0] if call in CALLS else Api(call)
     told: list[ModelRequest] = []
     grant = ModelGrant(api, tuple(models) or (MODELS[api],), budget or Budget())
     module = import_module(f"runner.gateway.apis.{api.value}").api

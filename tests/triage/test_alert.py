@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.triage.alert import IncidentMetadata, incident_of, incident_of_words, misnamed, same_incident
 
+ALERTS = Path(__file__).parents[1] / "cases" / "alerts"
 MADE = IncidentMetadata("an-id", "2026-11-21T03:00:00Z", "prod-eu")
 
-MESSAGE: dict[str, Any] = {
-    "version": "4",
-    "groupKey": '{}:{alertname="KubePodCrashLooping"}',
-    "status": "firing",
-    "receiver": "oncall",
-    "commonLabels": {"alertname": "KubePodCrashLooping", "namespace": "payments", "severity": "critical"},
-    "commonAnnotations": {"summary": "Pod is crash looping."},
-    "alerts": [
-        {"status": "resolved", "labels": {"alertname": "Old", "pod": "gone"}, "startsAt": "2026-11-21T01:00:00Z"},
-        {
-            "status": "firing",
-            "labels": {
-                "alertname": "KubePodCrashLooping",
-                "pod": "checkout-7c9d64bf5b-8wm2t",
-                "deployment": "checkout",
-                "service": "kube-state-metrics",
-                "reason": "CrashLoopBackOff",
-            },
-            "annotations": {"description": "checkout restarts."},
-            "startsAt": "2026-11-21T02:51:09Z",
-            "fingerprint": "c7f9e2b04d6a1835",
-        },
-        {"status": "firing", "labels": {"alertname": "KubeDeploymentReplicasMismatch"}},
-    ],
-}
+
+def message_of(service: str) -> dict[str, Any]:
+    """What an alerting service posts, as its public documentation has it."""
+    found: dict[str, Any] = json.loads((ALERTS / f"{service}.json").read_text())
+    return found
+
+
+MESSAGE = message_of("alertmanager")
 
 
 def test_a_webhook_message_is_the_incident_of_its_first_firing_alert() -> None:

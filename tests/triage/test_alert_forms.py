@@ -12,100 +12,14 @@ import pytest
 
 from runner.triage.alert import IncidentMetadata, incident_of, misnamed
 from runner.triage.strict_json import read_object, written
+from tests.triage.test_alert import message_of
 
 MADE = IncidentMetadata("an-id", "2026-11-21T03:00:00Z")
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "checkout-7c9d-8wm2t", "namespace": "payments"}
 DEPLOYMENT = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "checkout", "namespace": "payments"}
 
-GRAFANA: dict[str, Any] = {
-    "receiver": "on call",
-    "status": "firing",
-    "orgId": 1,
-    "alerts": [
-        {
-            "status": "firing",
-            "labels": {"alertname": "High memory usage", "namespace": "payments", "pod": "checkout-7c9d-8wm2t"},
-            "annotations": {"summary": "Memory is high."},
-            "startsAt": "2026-11-21T02:51:03+02:00",
-            "endsAt": "0001-01-01T00:00:00Z",
-            "generatorURL": "https://play.grafana.org/alerting/1afz29v7z/edit",
-            "fingerprint": "c6eadffa33fcdf37",
-            "dashboardURL": "",
-            "values": {"B": 44.2, "C": 1},
-            "valueString": "[ metric='' labels={} value=14151.3 ]",
-        }
-    ],
-    "groupKey": "{}:{}",
-    "state": "alerting",
-    "title": "[FIRING:1] High memory usage",
-    "message": "**Firing**",
-}
-PAGERDUTY: dict[str, Any] = {
-    "event": {
-        "id": "5ac64822-4adc-4fda-ade0-410becf0de4f",
-        "event_type": "incident.triggered",
-        "resource_type": "incident",
-        "occurred_at": "2026-11-21T02:51:10Z",
-        "agent": {"id": "PXPGF42", "type": "user_reference"},
-        "client": {"name": "PagerDuty"},
-        "data": {
-            "id": "PGR0VU2",
-            "type": "incident",
-            "html_url": "https://acme.pagerduty.com/incidents/PGR0VU2",
-            "number": 2,
-            "status": "triggered",
-            "incident_key": "d3640fbd41094207a1c11e58e46b1662",
-            "created_at": "2026-11-21T02:51:09Z",
-            "title": "checkout is crash looping",
-            "service": {"id": "PF9KMXH", "summary": "API Service", "type": "service_reference"},
-            "priority": {"summary": "P1"},
-            "urgency": "high",
-            "body": {"details": {"firing": "Labels:\n - namespace = payments\n - deployment = checkout\n"}},
-        },
-    }
-}
-PAGERDUTY_EVENT: dict[str, Any] = {
-    "routing_key": "R0123456789abcdef0123456789abcde",
-    "event_action": "trigger",
-    "dedup_key": "checkout/crash",
-    "payload": {
-        "summary": "checkout is crash looping",
-        "source": "prod-eu",
-        "severity": "critical",
-        "timestamp": "2026-11-21T02:51:09Z",
-        "component": "checkout",
-        "class": "CrashLoopBackOff",
-        "custom_details": {"namespace": "payments", "deployment": "checkout", "num_firing": 1},
-    },
-}
-OPSGENIE: dict[str, Any] = {
-    "source": {"name": "web", "type": "API"},
-    "alert": {
-        "tags": ["kube_namespace:payments", "oncall"],
-        "message": "checkout is crash looping",
-        "description": "It restarts.",
-        "alertId": "44f717bf-44bd-11c9-44c7-2d0cf1d07b23",
-        "alias": "checkout/crash",
-        "tinyId": "23",
-        "entity": "checkout",
-        "createdAt": 1795229469000,
-        "priority": "P2",
-        "details": {"pod": "checkout-7c9d-8wm2t", "service": "The Shop"},
-    },
-    "action": "Create",
-    "integrationId": "4b5a",
-    "integrationName": "webhook",
-}
-DATADOG: dict[str, Any] = {
-    "body": "%%%\ncheckout restarts\n%%%",
-    "last_updated": "1795229469000",
-    "event_type": "query_alert_monitor",
-    "title": "[Triggered on {kube_deployment:checkout}] Restarts are high",
-    "date": "1795229469000",
-    "org": {"id": "1234", "name": "Acme"},
-    "id": "2468",
-    "tags": "kube_namespace:payments,kube_deployment:checkout,env:prod",
-}
+MESSAGES = ("grafana", "pagerduty", "pagerduty-event", "opsgenie", "datadog")
+GRAFANA, PAGERDUTY, PAGERDUTY_EVENT, OPSGENIE, DATADOG = map(message_of, MESSAGES)
 RESTARTS = "checkout is crash looping"
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # the message, its incident, and what makes it resolved
@@ -316,7 +230,6 @@ ODD: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("seed", range(25))
 def test_hostile_messages_are_refused_or_bounded_and_never_a_fault_of_ours(seed: int) -> None:
-    """Values of other kinds, cut and huge ones, at any place of any service's message."""
     chance = random.Random(seed)
     for message, _, _ in FORMS.values():
         changed = json.loads(json.dumps(message))

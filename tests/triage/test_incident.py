@@ -81,7 +81,6 @@ def nested(levels: int) -> bytes:
     ],
 )
 def test_what_is_malformed_is_an_error_in_words(content: bytes, words: str) -> None:
-    """Case 35."""
     with pytest.raises(ValueError, match=words):
         read_incident(content)
 
@@ -94,7 +93,6 @@ def test_digits_in_a_text_are_no_number() -> None:
 
 
 def test_text_for_the_prompt_is_the_same_json_with_nothing_invisible() -> None:
-    """Characters that a terminal obeys, or that hide others, are escapes; nothing is lost."""
     assert incident_text({"a": ["\u00e9\u202e"]}) == '{\n  "a": [\n    "\u00e9\\u202e"\n  ]\n}'
     seeded = random.Random(35)
     odd = [

@@ -86,7 +86,6 @@ def frames(text: str) -> list[str]:
 
 @pytest.mark.parametrize("rounds", [2_000, pytest.param(30_000, marks=pytest.mark.nightly)])
 def test_no_content_ends_its_own_part(rounds: int) -> None:
-    """Whatever is put together of what could matter: the only tags and boundaries are those of the frame."""
     seeded = random.Random(29)
     pieces = [
         "<", "</", ">", "/", " ", "\n", "\t", "\0", "\x1b[0m", "\u200b", "\u202e", "\uff1c", "\ufe64", "&lt;",

@@ -14,20 +14,7 @@ import pytest
 
 from runner.core.errors import ContextNotWritten, UsageError
 from runner.core.settings import Settings, shipped
-from runner.ops.host.image import (
-    CONTEXT_FILES,
-    MAX_HOST_FILE,
-    ImageRecipe,
-    build,
-    compare,
-    context,
-    digest,
-    inputs,
-    judge,
-    of_home,
-    pins,
-    save_context,
-)
+from runner.ops.host import image
 
 FOLDER = shipped("runners") / "image"
 ROOT = FOLDER.parents[1]
@@ -35,8 +22,8 @@ PACKAGE = json.loads((FOLDER / "package.json").read_text())
 LOCKED = json.loads((FOLDER / "package-lock.json").read_text())["packages"]
 
 
-def members(recipe: ImageRecipe) -> dict[str, tarfile.TarInfo]:
-    with tarfile.open(fileobj=io.BytesIO(context(recipe))) as tar:
+def members(recipe: image.ImageRecipe) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(image.context(recipe))) as tar:
         return {entry.name: entry for entry in tar}
 
 
@@ -70,12 +57,12 @@ def test_tests_and_documentation_have_the_versions_of_the_image(where: str) -> N
 
 
 def test_kubectl_is_of_1_31_and_helm_of_3() -> None:
-    assert pins()["kubectl"].startswith("1.31.")
-    assert pins()["helm"].startswith("3.")
+    assert image.pins()["kubectl"].startswith("1.31.")
+    assert image.pins()["helm"].startswith("3.")
 
 
 def test_every_tool_that_is_pinned_is_asked_for_its_version_by_name() -> None:
-    assert sorted(pins()) == ["claude", "codex", "gemini", "goose", "helm", "kubectl", "node"]
+    assert sorted(image.pins()) == ["claude", "codex", "gemini", "goose", "helm", "kubectl", "node"]
 
 
 def test_the_last_stage_runs_nothing_and_has_no_build_argument_or_layer_of_the_others() -> None:
@@ -89,9 +76,9 @@ def test_the_last_stage_runs_nothing_and_has_no_build_argument_or_layer_of_the_o
 
 
 def test_the_context_has_what_this_runner_ships_with_its_modes() -> None:
-    found = members(ImageRecipe())
+    found = members(image.ImageRecipe())
 
-    assert {name for name in found if not name.startswith("host")} == set(inputs())
+    assert {name for name in found if not name.startswith("host")} == set(image.inputs())
     assert {"image/Dockerfile", "runners/common.sh", "runners/context/GEMINI.md"} <= set(found)
     assert {"skills/k8s-troubleshooter/SKILL.md", "host"} <= set(found)
     assert {name: found[name].mode for name in ("runners/claude.sh", "runners/common.sh")} == {
@@ -101,8 +88,8 @@ def test_the_context_has_what_this_runner_ships_with_its_modes() -> None:
 
 
 def test_equal_files_give_an_equal_context_so_that_a_builder_finds_what_it_has_built() -> None:
-    assert context(ImageRecipe()) == context(ImageRecipe(base="other", tag="other"))
-    assert {(entry.mtime, entry.uid) for entry in members(ImageRecipe()).values()} == {(0, 0)}
+    assert image.context(image.ImageRecipe()) == image.context(image.ImageRecipe(base="other", tag="other"))
+    assert {(entry.mtime, entry.uid) for entry in members(image.ImageRecipe()).values()} == {(0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -115,24 +102,24 @@ def test_equal_files_give_an_equal_context_so_that_a_builder_finds_what_it_has_b
 def test_what_the_host_reaches_its_mirrors_with_is_in_the_context_and_not_among_the_inputs(
     sources: str, name: str, tmp_path: Path
 ) -> None:
-    before = digest()
+    before = image.digest()
     for file, text in (("ca", "PEM"), ("npmrc", "registry=x"), ("apt", sources)):
         (tmp_path / file).write_text(text)
 
-    found = members(ImageRecipe(ca=tmp_path / "ca", npmrc=tmp_path / "npmrc", apt_sources=tmp_path / "apt"))
+    found = members(image.ImageRecipe(ca=tmp_path / "ca", npmrc=tmp_path / "npmrc", apt_sources=tmp_path / "apt"))
 
     assert sorted(entry for entry in found if entry.startswith("host/")) == [
         f"host/{name}",
         "host/ca.crt",
         "host/npmrc",
     ]
-    assert digest() == before
+    assert image.digest() == before
 
 
 def test_a_file_of_the_host_that_can_not_be_read_is_bad_input(tmp_path: Path) -> None:
     """Neither a FIFO that nobody writes to nor a file without end is waited for."""
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "large").write_bytes(b"x" * (MAX_HOST_FILE + 1))
+    (tmp_path / "large").write_bytes(b"x" * (image.MAX_HOST_FILE + 1))
 
     for path, why in (
         (tmp_path / "nothing", "No such file"),
@@ -141,26 +128,26 @@ def test_a_file_of_the_host_that_can_not_be_read_is_bad_input(tmp_path: Path) ->
         (tmp_path / "large", "larger than 4 MiB"),
     ):
         with pytest.raises(UsageError, match=f"cannot be read: {why}"):
-            context(ImageRecipe(ca=path))
+            image.context(image.ImageRecipe(ca=path))
 
 
 def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> None:
     """It may hold a token, which neither a file that others can read nor a link may get."""
     before = os.umask(0)
     try:
-        save_context(ImageRecipe(), tmp_path / "new")
+        image.save_context(image.ImageRecipe(), tmp_path / "new")
     finally:
         os.umask(before)
     (tmp_path / "there").write_text("as it was")
     (tmp_path / "link").symlink_to("elsewhere")
 
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "new").read_bytes() == context(ImageRecipe())
+    assert (tmp_path / "new").read_bytes() == image.context(image.ImageRecipe())
     for name in ("there", "link"):
         with pytest.raises(ContextNotWritten, match="exists already"):
-            save_context(ImageRecipe(), tmp_path / name)
+            image.save_context(image.ImageRecipe(), tmp_path / name)
     with pytest.raises(ContextNotWritten, match="No such file or directory"):
-        save_context(ImageRecipe(), tmp_path / "nowhere" / "new")
+        image.save_context(image.ImageRecipe(), tmp_path / "nowhere" / "new")
     assert (tmp_path / "there").read_text() == "as it was"
     assert not (tmp_path / "elsewhere").exists()
 
@@ -168,25 +155,25 @@ def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (ImageRecipe(ca=Path("/nonexistent")), "`/nonexistent` cannot be read"),
-        (ImageRecipe(base=""), "`` is not the name of an image"),
-        (ImageRecipe(tag=""), "`` is not the name of an image"),
+        (image.ImageRecipe(ca=Path("/nonexistent")), "`/nonexistent` cannot be read"),
+        (image.ImageRecipe(base=""), "`` is not the name of an image"),
+        (image.ImageRecipe(tag=""), "`` is not the name of an image"),
     ],
     ids=["a file that is not there", "no base", "no tag"],
 )
 async def test_what_is_asked_for_is_looked_at_before_the_daemon_is(
-    recipe: ImageRecipe, words: str, tmp_path: Path
+    recipe: image.ImageRecipe, words: str, tmp_path: Path
 ) -> None:
     settings = Settings.from_env({"HOME": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no-daemon"})
 
     with pytest.raises(UsageError, match=words):
-        await build(settings, recipe, print)
+        await image.build(settings, recipe, print)
 
 
 def test_a_tool_of_another_version_than_the_pinned_one_is_wrong() -> None:
-    assert judge("helm", "3.17.3", "3.17.3").is_right
-    assert judge("rg", "13.0.0", None).is_right
-    assert (judge("helm", "3.16.1", "3.17.3").is_right, judge("helm", "3.16.1", "3.17.3").told) == (
+    assert image.judge("helm", "3.17.3", "3.17.3").is_right
+    assert image.judge("rg", "13.0.0", None).is_right
+    assert (image.judge("helm", "3.16.1", "3.17.3").is_right, image.judge("helm", "3.16.1", "3.17.3").told) == (
         False,
         "3.16.1, not 3.17.3",
     )
@@ -202,7 +189,7 @@ def test_a_tool_of_another_version_than_the_pinned_one_is_wrong() -> None:
     ids=["equal", "altered", "one lacks, one is too many"],
 )
 def test_files_that_differ_from_those_of_this_runner_are_named(there: dict[str, str], told: str) -> None:
-    found = compare({"/skills/a": "1", "/runners/b": "2"}, there)
+    found = image.compare({"/skills/a": "1", "/runners/b": "2"}, there)
 
     assert (found.told, found.is_right) == (told, told.startswith("2 files"))
 
@@ -212,15 +199,15 @@ def test_context_files_must_be_there_be_this_runners_and_belong_to_the_images_us
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for source, uid in (("GEMINI.md", 1000), (".goosehints", 0)):
             text = (FOLDER.parent / "context" / source).read_bytes()
-            entry = tarfile.TarInfo(f"agent/{CONTEXT_FILES[source]}")
+            entry = tarfile.TarInfo(f"agent/{image.CONTEXT_FILES[source]}")
             entry.size, entry.uid = len(text), uid
             tar.addfile(entry, io.BytesIO(text))
 
-    found = {one.what.removeprefix("/home/agent/"): one.told for one in of_home(buffer.getvalue())}
+    found = {one.what.removeprefix("/home/agent/"): one.told for one in image.of_home(buffer.getvalue())}
 
     assert found == {
         "GEMINI.md": "as this runner has it",
         ".goosehints": "of user 0, not 1000",
         ".config/goose/config.yaml": "not there",
     }
-    assert not any(one.is_right for one in of_home(b""))
+    assert not any(one.is_right for one in image.of_home(b""))

@@ -26,7 +26,6 @@ def codes(folder: Path, *documents: str) -> list[str]:
 
 
 def test_findings_of_every_stage_are_in_one_report_by_place(tmp_path: Path) -> None:
-    """A key written twice, a bad pattern, a provider that a policy forbids, an unknown name, a bad template."""
     found = findings(
         tmp_path,
         AGENT,

@@ -12,18 +12,7 @@ import pytest
 from runner.core.errors import UsageError
 from runner.ops.planning.programs import find_program, linked_directories, search_path
 from runner.ports.provider import SandboxSpec
-
-
-def put(path: Path, text: str = "#!/bin/sh\n") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-def link(path: Path, to: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(to)
+from tests.ops.planning.test_toolchains import link, write
 
 
 def shown(home: Path, name: str = "claude", **variables: str) -> list[str]:
@@ -35,14 +24,14 @@ def shown(home: Path, name: str = "claude", **variables: str) -> list[str]:
 
 def npm(prefix: Path) -> None:
     """As npm lays out what is installed for all of a person's projects."""
-    put(prefix / "lib/node_modules/@anthropic-ai/claude-code/cli.js", "#!/usr/bin/env node\n")
+    write(prefix / "lib/node_modules/@anthropic-ai/claude-code/cli.js", "#!/usr/bin/env node\n")
     link(prefix / "bin/claude", "../lib/node_modules/@anthropic-ai/claude-code/cli.js")
 
 
 def test_npm_with_a_prefix_of_ones_own_and_the_node_of_a_version_manager(tmp_path: Path) -> None:
     npm(tmp_path / ".npm-global")
     for version in ("v9.1.0", "v20.2.0"):
-        put(tmp_path / f".nvm/versions/node/{version}/bin/node", "\x7fELF")
+        write(tmp_path / f".nvm/versions/node/{version}/bin/node", "\x7fELF")
 
     found = shown(tmp_path, PATH="")
 
@@ -51,7 +40,7 @@ def test_npm_with_a_prefix_of_ones_own_and_the_node_of_a_version_manager(tmp_pat
 
 def test_npm_with_a_prefix_that_its_settings_name(tmp_path: Path) -> None:
     npm(tmp_path / "tools/npm")
-    put(tmp_path / "tools/npm/bin/node", "\x7fELF")
+    write(tmp_path / "tools/npm/bin/node", "\x7fELF")
     (tmp_path / ".npmrc").write_text("//r.example/:_authToken=x\nprefix=${HOME}/tools/npm\n")
 
     assert shown(tmp_path, PATH="") == ["tools/npm/bin", "tools/npm/lib/node_modules"]
@@ -68,17 +57,17 @@ def test_npm_with_a_prefix_that_its_settings_name(tmp_path: Path) -> None:
 )
 def test_a_version_manager_that_is_not_on_the_path(tmp_path: Path, prefix: str) -> None:
     npm(tmp_path / prefix)
-    put(tmp_path / prefix / "bin/node", "\x7fELF")
+    write(tmp_path / prefix / "bin/node", "\x7fELF")
 
     assert shown(tmp_path, PATH="") == [f"{prefix}/bin", f"{prefix}/lib/node_modules"]
 
 
 def test_of_volta_the_program_and_not_its_shim(tmp_path: Path) -> None:
-    put(tmp_path / ".volta/bin/volta-shim")
+    write(tmp_path / ".volta/bin/volta-shim")
     link(tmp_path / ".volta/bin/claude", "volta-shim")
     package = ".volta/tools/image/packages/@anthropic-ai/claude-code"
     npm(tmp_path / package)
-    put(tmp_path / ".volta/tools/image/node/20.2.0/bin/node", "\x7fELF")
+    write(tmp_path / ".volta/tools/image/node/20.2.0/bin/node", "\x7fELF")
 
     found = shown(tmp_path, PATH=str(tmp_path / ".volta/bin"))
 
@@ -86,16 +75,16 @@ def test_of_volta_the_program_and_not_its_shim(tmp_path: Path) -> None:
 
 
 def test_the_agents_own_installer(tmp_path: Path) -> None:
-    put(tmp_path / ".local/share/claude/versions/2.1.0", "\x7fELF")
+    write(tmp_path / ".local/share/claude/versions/2.1.0", "\x7fELF")
     link(tmp_path / ".local/bin/claude", str(tmp_path / ".local/share/claude/versions/2.1.0"))
-    put(tmp_path / ".local/lib/python3.11/site-packages/x.py")
+    write(tmp_path / ".local/lib/python3.11/site-packages/x.py")
 
     assert shown(tmp_path, PATH="") == [".local/bin", ".local/share/claude/versions"]
 
 
 def test_the_agents_own_folder_without_its_credentials(tmp_path: Path) -> None:
-    put(tmp_path / ".claude/.credentials.json", "{}")
-    put(tmp_path / ".claude/local/node_modules/@anthropic-ai/claude-code/cli.js", "\x7fELF")
+    write(tmp_path / ".claude/.credentials.json", "{}")
+    write(tmp_path / ".claude/local/node_modules/@anthropic-ai/claude-code/cli.js", "\x7fELF")
     link(tmp_path / ".claude/local/node_modules/.bin/claude", "../@anthropic-ai/claude-code/cli.js")
 
     found = shown(tmp_path, PATH="")
@@ -105,7 +94,7 @@ def test_the_agents_own_folder_without_its_credentials(tmp_path: Path) -> None:
 
 def test_homebrew_comes_with_its_libraries(tmp_path: Path) -> None:
     brew = tmp_path / "brew/.linuxbrew"
-    put(brew / "Cellar/claude/2/bin/claude", "\x7fELF")
+    write(brew / "Cellar/claude/2/bin/claude", "\x7fELF")
     link(brew / "bin/claude", "../Cellar/claude/2/bin/claude")
 
     assert shown(tmp_path, PATH=str(brew / "bin")) == ["brew/.linuxbrew/bin", "brew/.linuxbrew"]
@@ -113,7 +102,7 @@ def test_homebrew_comes_with_its_libraries(tmp_path: Path) -> None:
 
 def test_a_program_of_a_virtual_environment_comes_with_its_python(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venvs/a")], check=True)
-    tool = put(tmp_path / "venvs/a/bin/tool", f"#!{tmp_path}/venvs/a/bin/python\nprint(6 * 7)\n")
+    tool = write(tmp_path / "venvs/a/bin/tool", f"#!{tmp_path}/venvs/a/bin/python\nprint(6 * 7)\n")
     link(tmp_path / ".local/bin/tool", str(tool))
 
     found = shown(tmp_path, "tool", PATH="")
@@ -125,14 +114,14 @@ def test_a_program_of_a_virtual_environment_comes_with_its_python(tmp_path: Path
 
 @pytest.mark.parametrize("place", [".", ".claude", ".config/tools", ".local/share"])
 def test_a_program_beside_private_files_is_not_shown(tmp_path: Path, place: str) -> None:
-    put(tmp_path / place / "claude", "\x7fELF")
+    write(tmp_path / place / "claude", "\x7fELF")
     link(tmp_path / ".local/bin/claude", os.path.normpath(tmp_path / place / "claude"))
 
     assert find_program("claude", search_path({"HOME": str(tmp_path), "PATH": ""}), tmp_path) is None
 
 
 def test_a_program_without_its_interpreter_names_it(tmp_path: Path) -> None:
-    put(tmp_path / "bin/claude", "#!/usr/bin/env -S noode --x\n")
+    write(tmp_path / "bin/claude", "#!/usr/bin/env -S noode --x\n")
 
     with pytest.raises(UsageError, match=r"`noode`, which runs `.*`, is not on this host"):
         shown(tmp_path, PATH="")
@@ -143,7 +132,7 @@ def test_a_link_through_a_link_of_a_directory_would_be_broken_so_another_is_take
     (tmp_path / "one/lib").rename(tmp_path / "elsewhere")
     link(tmp_path / "one/lib", "../elsewhere")
     npm(tmp_path / ".npm-global")
-    put(tmp_path / "bin/node", "\x7fELF")
+    write(tmp_path / "bin/node", "\x7fELF")
 
     assert shown(tmp_path, PATH=str(tmp_path / "one/bin"))[0] == ".npm-global/bin"
 

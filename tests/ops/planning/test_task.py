@@ -110,40 +110,29 @@ GITHUB = {
 }
 
 
+PUSHED = {"repository_url": "https://x.org/org/repo", "commit": "b" * 40}
+FORK = {
+    "repository_url": "https://x.org/fork/repo",
+    "branch": HOSTILE,
+    "base_branch": "main",
+    "pull_request_number": 7,
+    "commit": SHA,
+}
+
+
 @pytest.mark.parametrize(
-    ("event", "env", "found"),
+    ("event", "more", "found"),
     [
-        pytest.param(
-            PULL,
-            GITHUB,
-            {
-                "repository_url": "https://x.org/fork/repo.git",
-                "branch": HOSTILE,
-                "base_branch": "main",
-                "pull_request_number": 7,
-                "commit": SHA,
-            },
-            id="pull request of a fork",
-        ),
-        pytest.param(
-            {}, GITHUB, {"repository_url": "https://x.org/org/repo", "branch": "topic", "commit": "b" * 40}, id="push"
-        ),
-        pytest.param(
-            {},
-            {**GITHUB, "GITHUB_REF": "refs/tags/v1", "GITHUB_REF_NAME": "v1"},
-            {"repository_url": "https://x.org/org/repo", "commit": "b" * 40},
-            id="tag",
-        ),
-        pytest.param(
-            [], GITHUB, {"repository_url": "https://x.org/org/repo", "branch": "topic", "commit": "b" * 40},
-            id="an event of another shape",
-        ),
+        pytest.param(PULL, {}, FORK | {"repository_url": "https://x.org/fork/repo.git"}, id="pull request of a fork"),
+        pytest.param({}, {}, PUSHED | {"branch": "topic"}, id="push"),
+        pytest.param({}, {"GITHUB_REF": "refs/tags/v1", "GITHUB_REF_NAME": "v1"}, PUSHED, id="tag"),
+        pytest.param([], {}, PUSHED | {"branch": "topic"}, id="an event of another shape"),
     ],
-)  # fmt: skip
-def test_github_says_the_task(tmp_path: Path, event: object, env: dict[str, str], found: dict[str, object]) -> None:
+)
+def test_github_says_the_task(tmp_path: Path, event: object, more: dict[str, str], found: dict[str, object]) -> None:
     (tmp_path / "event.json").write_text(json.dumps(event))
 
-    assert task(ci="github", env={**env, "GITHUB_EVENT_PATH": str(tmp_path / "event.json")}) == found
+    assert task(ci="github", env={**GITHUB, **more, "GITHUB_EVENT_PATH": str(tmp_path / "event.json")}) == found
 
 
 def test_gitlab_says_the_merge_request() -> None:
@@ -158,13 +147,7 @@ def test_gitlab_says_the_merge_request() -> None:
         "CI_MERGE_REQUEST_SOURCE_BRANCH_SHA": SHA,
     }
 
-    assert task(ci="gitlab", env=env) == {
-        "repository_url": "https://x.org/fork/repo",
-        "branch": HOSTILE,
-        "base_branch": "main",
-        "pull_request_number": 7,
-        "commit": SHA,
-    }
+    assert task(ci="gitlab", env=env) == FORK
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.ops.planning.toolchains import directories_of, find_toolchain
+from tests.support.folder_contents import put
 
 
 @pytest.fixture
@@ -20,10 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(path: Path, text: str = "#!/bin/sh\n") -> Path:
     """A program of this text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
+    return put(path, text, 0o755)
 
 
 def link(path: Path, target: str | Path) -> Path:

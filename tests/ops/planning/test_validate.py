@@ -18,6 +18,7 @@ from runner.ops.planning.make_plan import Request, make_plan
 from runner.ops.planning.validate import validate
 from runner.ports.provider import Images
 from runner.report.diagnostics import render
+from tests.support.folder_contents import put
 from tests.support.situations import document, git
 
 CASES = Path(__file__).parents[2] / "cases" / "diagnostics"
@@ -55,8 +56,7 @@ def a_repository_without_the_branch(folder: Path) -> Path:
 
 
 def a_repository_that_allows_network(folder: Path) -> Path:
-    (folder / ".agentgate").mkdir()
-    (folder / ".agentgate" / "policy.yaml").write_text("# ours\nallowNetwork: true\n")
+    put(folder / ".agentgate" / "policy.yaml", "# ours\nallowNetwork: true\n")
     git(folder, "init", "-q", "-b", "main")
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "first")
@@ -74,8 +74,7 @@ def a_kubeconfig(mode: int, server: str, incident: str, user: dict[str, object],
         "clusters": [{"name": "eu", "cluster": {"server": server}}],
         "users": [{"name": "me", "user": user}],
     }
-    (folder / "kube.yaml").write_text(json.dumps(config))
-    (folder / "kube.yaml").chmod(mode)
+    put(folder / "kube.yaml", json.dumps(config), mode)
     (folder / "incident").mkdir()
     agent = "agent: script\nscript: {files: []}\nworkspace: {enabled: true, repo_source: {type: none}}"
     run = f"agent_type: oncall\nincident:\n  directory: incident\n{incident}"

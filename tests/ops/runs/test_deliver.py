@@ -14,6 +14,7 @@ from runner.core.settings import Settings
 from runner.ops.runs.deliver import make_branch, push, source_of
 from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.signals import run_cancellable
+from tests.support.folder_contents import folder, put
 from tests.support.situations import Project
 
 
@@ -31,10 +32,8 @@ def ran(project: Project, repository: Path) -> Project:
 
 
 async def test_a_push_has_a_time_limit_and_says_how_to_learn_what_became_of_it(ran: Project) -> None:
-    fake = ran.folder / "bin"
-    fake.mkdir()
-    (fake / "ssh").write_text("#!/bin/sh\nsleep 600\n")
-    (fake / "ssh").chmod(0o755)
+    fake = folder(ran.folder / "bin")
+    put(fake / "ssh", "#!/bin/sh\nsleep 600\n", 0o755)
     told = settings(ran, f"{fake}:")
 
     with trio.fail_after(60), pytest.raises(PushTimedOut) as caught:

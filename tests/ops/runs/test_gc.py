@@ -17,6 +17,7 @@ from runner.git.mirror import try_lock
 from runner.ops.runs.gc import GcVerdict, judge
 from runner.ports.provider import WorkspaceRequest
 from runner.providers.process import ProcessProvider
+from tests.support.folder_contents import folder
 from tests.support.situations import Project, leftovers
 
 DAY = 86_400
@@ -114,8 +115,7 @@ def test_temporary_directories_are_listed_and_stale_ones_removed_by_age(project:
 def test_manifests_that_were_generated_go_when_they_were_long_unused(project: Project) -> None:
     project.script("true")
     project.apply()
-    generated = project.home / "state" / "triage"
-    generated.mkdir()
+    generated = folder(project.home / "state" / "triage")
     for name, days in (("old", 31), ("new", 1)):
         (generated / f"{name}.runner.yaml").write_text("x: y\n")
         set_age(generated / f"{name}.runner.yaml", days)
@@ -132,8 +132,7 @@ def test_nothing_of_a_run_that_has_not_ended_is_removed_whether_it_lives_or_is_l
     age(project, 31)
     with closing(sqlite3.connect(project.home / "state" / "state.db")) as store, store:
         store.execute("UPDATE runs SET ended = NULL")
-    temporary = project.home / "state" / "tmp" / f"{record['id']}-verify"
-    temporary.mkdir(parents=True)
+    temporary = folder(project.home / "state" / "tmp" / f"{record['id']}-verify")
     set_age(temporary, 31)
     living = project.home / "state" / "runs" / "beginning"
     held = create_locked(living)

@@ -21,6 +21,7 @@ from runner.ports.provider import WorkspaceRequest
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
 from tests.support.fake_provider import FakeProvider
+from tests.support.folder_contents import folder
 from tests.support.situations import Project, leftovers, processes_of, step
 
 AGENT = """
@@ -179,8 +180,7 @@ def test_work_that_can_not_be_saved_is_kept_and_said(project: Project) -> None:
 def test_the_directory_of_a_run_that_never_started_is_removed(project: Project) -> None:
     project.script("true")
     project.apply()
-    stray = project.home / "state" / "runs" / "abc"
-    stray.mkdir()
+    stray = folder(project.home / "state" / "runs" / "abc")
 
     done = project.runner("recover")
 
@@ -189,8 +189,7 @@ def test_the_directory_of_a_run_that_never_started_is_removed(project: Project) 
 
 
 def test_a_store_that_is_damaged_is_not_sent_round_in_a_circle(project: Project) -> None:
-    state = project.home / "state"
-    state.mkdir()
+    state = folder(project.home / "state")
     (state / "state.db").write_bytes(b"this is text" * 1000)
 
     listed, done = project.runner("runs", "list"), project.runner("recover")

@@ -29,7 +29,7 @@ class Here(Project):
 
 
 @pytest.fixture
-def here(project: Project, monkeypatch: pytest.MonkeyPatch) -> Here:
+def here(project: Project, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
     monkeypatch.setenv("RUNNER_HOME", str(project.home / "state"))
     monkeypatch.setenv("HOME", str(project.home))
     return Here(project.folder, project.home)
@@ -65,7 +65,7 @@ def explained(project: Project, run: str = "last") -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.scenario("BEY-15")
 @pytest.mark.parametrize("provider", ["local", pytest.param("process", marks=pytest.mark.nightly)])
-def test_a_run_is_continued_at_the_check_that_was_wrong(here: Here, repository: Path, provider: str) -> None:
+def test_a_run_is_continued_at_the_check_that_was_wrong(here: Here, provider: str) -> None:
     write(here, "test -f mode", provider=provider)
     failed, first = here.apply()
     runs = here.runner("runs", "list", "--all", "--output", "json").out
@@ -120,7 +120,7 @@ def test_a_branch_that_has_moved_costs_no_work_that_was_done(here: Here, reposit
 
 
 @pytest.mark.slow
-def test_an_agent_that_failed_runs_again_from_the_base(here: Here, repository: Path) -> None:
+def test_an_agent_that_failed_runs_again_from_the_base(here: Here) -> None:
     write(here, "true", script="echo work > made; exit 3")
     _, first = here.apply()
     why = explained(here)
@@ -138,7 +138,7 @@ def test_an_agent_that_failed_runs_again_from_the_base(here: Here, repository: P
 
 
 @pytest.mark.nightly
-def test_work_that_policy_kept_back_is_done_again(here: Here, repository: Path) -> None:
+def test_work_that_policy_kept_back_is_done_again(here: Here) -> None:
     write(here, "true", script="echo work > made; echo key > secret.pem", policy="forbidden_patterns: ['*.pem']")
     failed, _ = here.apply()
     write(here, "true", script="echo work > made; echo key > secret.pem", policy="forbidden_patterns: ['*.key']")
@@ -172,7 +172,7 @@ def test_work_without_a_repository_is_gone_on_with_too(here: Here) -> None:
 
 
 @pytest.mark.slow
-def test_a_chain_of_resumed_runs_names_the_run_that_did_the_work(here: Here, repository: Path) -> None:
+def test_a_chain_of_resumed_runs_names_the_run_that_did_the_work(here: Here) -> None:
     write(here, "exit 3")
     _, first = here.apply()
     write(here, "exit 4")
@@ -232,7 +232,7 @@ def test_work_that_another_process_is_at_is_left_to_it(here: Here) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_not_there_any_more_is_said_and_nothing_started(here: Here, repository: Path) -> None:
+def test_what_is_not_there_any_more_is_said_and_nothing_started(here: Here) -> None:
     write(here, "exit 3")
     _, record = here.apply()
     state = here.home / "state"
@@ -310,7 +310,7 @@ def test_a_run_of_a_larger_plan_is_resumed_alone_with_what_the_others_put_out(he
 
 
 @pytest.mark.nightly
-def test_manifests_that_have_moved_are_named(here: Here, repository: Path) -> None:
+def test_manifests_that_have_moved_are_named(here: Here) -> None:
     write(here, "exit 3")
     _, first = here.apply()
     write(here, "true")
@@ -340,7 +340,7 @@ def test_a_provider_that_has_become_weaker_does_not_go_on(host_without_user_name
 
 
 @pytest.mark.nightly
-def test_work_is_gone_on_with_when_its_run_came_to_its_deadline(here: Here, repository: Path) -> None:
+def test_work_is_gone_on_with_when_its_run_came_to_its_deadline(here: Here) -> None:
     write(here, "sleep 100", run="prompt: go\ntimeout: 4s\nverify: {commands: [{run: sleep 100}]}")
     late, first = here.apply()
     write(here, "true")
@@ -353,7 +353,7 @@ def test_work_is_gone_on_with_when_its_run_came_to_its_deadline(here: Here, repo
 
 
 @pytest.mark.nightly
-def test_the_agents_own_commits_come_along_with_the_snapshot_that_they_came_to(here: Here, repository: Path) -> None:
+def test_the_agents_own_commits_come_along_with_the_snapshot_that_they_came_to(here: Here) -> None:
     commit = "git -c user.name=a -c user.email=a@b commit -qm mine"
     agent = {"script": f"echo work > made; git add -A; {commit}", "workspace": "repo_source: {type: local, path: repo}"}
     write(here, "exit 3", **agent)
@@ -369,5 +369,5 @@ def test_the_agents_own_commits_come_along_with_the_snapshot_that_they_came_to(h
     assert record["commits"]["commit"] == first["commits"]["commit"]
     assert (here.directory(record) / record["commits"]["bundle"]).is_file()
     assert branch.code == 0, branch.err
-    assert git(repository, "log", "-1", "--format=%H", "own") == first["commits"]["commit"]
+    assert git(here.folder / "repo", "log", "-1", "--format=%H", "own") == first["commits"]["commit"]
     assert other["commits"]["withheld"] == "this snapshot was made again, of what they came to"

@@ -19,6 +19,7 @@ from runner.ops.runs import secret_values
 from runner.ops.runs.apply import apply
 from runner.ops.runs.secret_values import make_redactor, resolve_secrets
 from runner.report.plan import render_plan
+from tests.support.folder_contents import put
 from tests.support.situations import Project
 
 VALUE = "s3cr3t-8d7f6g"
@@ -43,10 +44,7 @@ def ask(project: Project) -> Callable[..., object]:
 
 
 def private(path: Path, text: str, mode: int = 0o600) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(mode)
-    return path
+    return put(path, text, mode)
 
 
 async def test_a_value_comes_from_each_kind_of_place(ask, project: Project) -> None:  # type: ignore[no-untyped-def]

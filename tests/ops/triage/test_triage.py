@@ -23,6 +23,7 @@ from runner.ops.triage.plan import plan_triage
 from runner.ops.triage.request import PROMPT, SYSTEM, TriageRequest
 from runner.plan.model import run_document
 from runner.spec import template
+from tests.support.folder_contents import put
 from tests.support.needs import MEMORY
 
 NOW = 1_795_230_000_000_000
@@ -32,8 +33,7 @@ DESCRIBED = ("--namespace", "payments", "--resource", "deploy/checkout")
 @pytest.fixture
 def incident(tmp_path: Path) -> Path:
     folder = tmp_path / "INC-1"
-    folder.mkdir()
-    (folder / "incident.json").write_text('{"incidentId": "i-1", "namespace": "payments"}')
+    put(folder / "incident.json", '{"incidentId": "i-1", "namespace": "payments"}')
     return folder
 
 
@@ -79,12 +79,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, str], tuple[str, ...], object]
     "tools": (("-t", "Read,Grep"), {"AGENT_ALLOWED_TOOLS": "Read,Grep"}, ("AgentType", "cli_tools"), ["Read", "Grep"]),
     "timeout": (("--timeout", "90"), {"CONTAINER_TIMEOUT": "90"}, ("IncidentRun", "timeout"), "90"),
     "agent's timeout": (("--timeout", "1h"), {}, ("AgentType", "timeouts", "agent"), "1h"),
-    "memory": (
-        ("--memory", "1g"),
-        {"CONTAINER_MEMORY": "1g"},
-        ("AgentType", "workspace", "resource_limits", "memory"),
-        "1g",
-    ),
+    "memory": (("--memory", "1g"), {"CONTAINER_MEMORY": "1g"}, (*LIMITS, "memory"), "1g"),
     "cpus": (("--cpus", "1.5"), {"CONTAINER_CPUS": "1.5"}, (*LIMITS, "cpu"), "1.5"),
     "image": (("-i", "a/b:1"), {"AGENT_IMAGE": "a/b:1"}, ("AgentType", "workspace", "base_image"), "a/b:1"),
     "turns": (("--max-turns", "9"), {"AGENT_MAX_TURNS": "9"}, ("AgentType", "budget", "turns"), 9),
@@ -213,6 +208,14 @@ REFUSALS: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     ),
     "image without images": (("--provider", "local", "-i", "x"), {}, "has no images"),
     "system prompt": (("-s", "/nonexistent"), {}, "cannot be read"),
+    "context alone": (("--context", "eu"), {}, "`--context` is `eu`, and there is no kubeconfig"),
+    "context by variable": ((), {"KUBERNETES_CONTEXT": "eu"}, "`KUBERNETES_CONTEXT` is `eu`, and there is no"),
+    "timeout by variable": ((), {"CONTAINER_TIMEOUT": "abc"}, "`CONTAINER_TIMEOUT"),
+    "turns by variable": ((), {"AGENT_MAX_TURNS": "0"}, "`AGENT_MAX_TURNS"),
+    "form by variable": ((), {"OUTPUT_FORMAT": "xml"}, "`OUTPUT_FORMAT"),
+    "file's name by variable": ((), {"OUTPUT_FILE": "a/b"}, "`OUTPUT_FILE"),
+    "system prompt by variable": ((), {"SYSTEM_PROMPT_FILE": "/nonexistent"}, "`SYSTEM_PROMPT_FILE"),
+    "to print and to check": (("--print", "--check"), {}, "exclude each other"),
 }
 
 
@@ -223,6 +226,7 @@ def test_what_does_not_work_is_refused_with_the_reason(incident: Path, what: str
         asked(incident, *flags, env=env, stdin=b'{"alerts": [{}]}')
 
     assert words in f"{caught.value.message} {caught.value.hint}"
+    assert flags or "--" not in caught.value.message, "what a variable says is called by its name"
 
 
 def test_a_key_on_the_command_line_is_refused_and_not_repeated(incident: Path) -> None:
@@ -265,7 +269,6 @@ def test_a_missing_directory_is_asked_for_with_the_line_that_makes_one(incident:
 def test_a_directory_that_is_no_incidents_is_refused(
     incident: Path, where: str, error: type[RunnerError], words: str
 ) -> None:
-    """Case 212."""
     (incident.parent / "root").symlink_to("/")
     (incident.parent / "circle").symlink_to("circle")
     (incident.parent / "home" / "state" / "runs").mkdir(parents=True)
@@ -360,34 +363,6 @@ def test_the_cluster_and_namespace_of_an_alert_are_those_that_are_read(tmp_path:
     assert (triage.context, triage.namespace) == ("eu", "n")
 
 
-@pytest.mark.parametrize(
-    ("flags", "env", "word"),
-    [(("--context", "eu"), {}, "--context"), ((), {"KUBERNETES_CONTEXT": "eu"}, "KUBERNETES_CONTEXT")],
-)
-def test_a_context_without_a_kubeconfig_is_an_error(
-    incident: Path, flags: tuple[str, ...], env: dict[str, str], word: str
-) -> None:
-    with pytest.raises(UsageError, match=f"`{word}` is `eu`, and there is no kubeconfig"):
-        asked(incident, *flags, env=env)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("CONTAINER_TIMEOUT", "abc"),
-        ("AGENT_MAX_TURNS", "0"),
-        ("OUTPUT_FORMAT", "xml"),
-        ("OUTPUT_FILE", "a/b"),
-        ("SYSTEM_PROMPT_FILE", "/nonexistent"),
-    ],
-)
-def test_what_a_variable_says_is_called_by_its_name(incident: Path, variable: str, value: str) -> None:
-    with pytest.raises(UsageError, match=f"`{variable}") as caught:
-        asked(incident, env={variable: value})
-
-    assert "--" not in caught.value.message
-
-
 @pytest.fixture
 def tool(tmp_path: Path) -> Path:
     (tmp_path / "cli" / "bin").mkdir(parents=True)
@@ -420,8 +395,7 @@ async def test_what_a_plan_refuses_is_said_of_the_option(incident: Path, tool: P
     flags, env, words = UNFIT[what]
     (incident / "incident.json").write_text('{"cluster": "eu"}')
     path = incident.parent / "kubeconfig"
-    path.write_text(KUBECONFIG)
-    path.chmod(0o600)
+    put(path, KUBECONFIG, 0o600)
     flags = tuple(flag.format(kubeconfig=path) for flag in flags)
     triage = asked(incident, "--provider", "local", "--toolchain", str(tool), *flags, env=env)
     settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state")})
@@ -459,8 +433,7 @@ async def test_tools_that_write_no_report_are_told_of(
 @MEMORY.mark
 async def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster(incident: Path, tool: Path) -> None:
     kubeconfig = incident.parent / "my kubeconfig"
-    kubeconfig.write_text(KUBECONFIG)
-    kubeconfig.chmod(0o600)
+    put(kubeconfig, KUBECONFIG, 0o600)
     place = ("--provider", "local", "--toolchain", str(tool), "--memory", "1g", "--cpus", "0.5")
     env = {"CONTAINER_TIMEOUT": "1m", "KUBECONFIG": str(kubeconfig), "KUBERNETES_CONTEXT": "staging"}
     settings = Settings.from_env({"RUNNER_HOME": str(incident.parent / "state"), "HOME": "/nonexistent"})
@@ -490,11 +463,6 @@ def test_a_state_that_can_not_be_written_is_no_bug(incident: Path) -> None:
 def test_the_system_prompt_can_be_standard_input(incident: Path) -> None:
     """It was empty then, and the agent knew nothing of its report."""
     assert asked(incident, "-s", "-", stdin=b"Be brief.").system == "Be brief."
-
-
-def test_a_manifest_is_printed_or_checked_but_not_both(incident: Path) -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
-        asked(incident, "--print", "--check")
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])

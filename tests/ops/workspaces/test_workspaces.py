@@ -31,7 +31,7 @@ from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, h
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.provider import Provider, SandboxSpec
 from runner.ports.store import ProjectRow, WorkspaceRow
-from tests.support.folder_contents import everything
+from tests.support.folder_contents import everything, folder, put
 from tests.support.situations import git, leftovers
 
 DAY = 86_400
@@ -61,8 +61,7 @@ class House:
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     made = House(tmp_path / "home", tmp_path / "theirs")
-    made.theirs.mkdir()
-    (made.theirs / "kept").write_text("theirs\n")
+    put(made.theirs / "kept", "theirs\n")
     yield made
     async with made.open() as env:
         for row in await env.store.workspaces():
@@ -78,6 +77,12 @@ async def env(house: House) -> AsyncIterator[WorkspaceEnv]:
         yield opened
 
 
+@pytest.fixture
+async def row(env: WorkspaceEnv) -> WorkspaceRow:
+    """An empty workspace."""
+    return await ws.create(env, WorkspaceOptions())
+
+
 async def inside(env: WorkspaceEnv, row: WorkspaceRow, *argv: str, stdin: bytes = b"") -> tuple[int, bytes]:
     """A command in a workspace: its exit code, and what it printed."""
     scratch = env.settings.home.parent
@@ -85,6 +90,13 @@ async def inside(env: WorkspaceEnv, row: WorkspaceRow, *argv: str, stdin: bytes 
     with open(scratch / "stdin", "rb") as reading, open(scratch / "stdout", "wb") as writing:
         code = await execute(env, row.id, argv, (reading.fileno(), writing.fileno(), writing.fileno()))
     return code, (scratch / "stdout").read_bytes()
+
+
+async def dead_holder(env: WorkspaceEnv, row: WorkspaceRow, holder: str = "exec 1") -> HeldWorkspace:
+    """One whose lease nobody keeps any more."""
+    dead = HeldWorkspace(env, row, holder)
+    await dead.lease_holder.acquire(dead.write)
+    return dead
 
 
 async def shell(env: WorkspaceEnv, row: WorkspaceRow, script: str) -> tuple[int, bytes]:
@@ -102,9 +114,7 @@ def statuses(history: Sequence[ev.Event]) -> list[S]:
 # --- making ---
 
 
-async def test_a_workspace_is_made_empty_and_used(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
-
+async def test_a_workspace_is_made_empty_and_used(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     assert (row.status, row.provider, row.persistent) == (S.READY, "local", False)
     if row.limits is not None:  # an ordinary user's are not kept, which is said
         assert (row.limits.cpus or 2, row.limits.memory_bytes or 4 << 30) == (2, 4 << 30)
@@ -154,8 +164,7 @@ async def test_what_cannot_be_adopted_is_refused_before_anything_is_made(env: Wo
     (house.theirs / "src").mkdir()
     (house.theirs / "link").symlink_to(house.theirs)
     await ws.create(env, WorkspaceOptions(path=house.theirs / "link"))
-    inner = house.theirs.with_name("repo")
-    inner.mkdir()
+    inner = folder(house.theirs.with_name("repo"))
     git(inner, "init", "-q")
     (inner / "sub").mkdir()
     git(inner.parent, "init", "-q", "--bare", "bare.git")
@@ -244,8 +253,7 @@ async def test_a_workspace_of_an_isolated_project_gets_its_agents_file_and_prote
 async def test_a_workspace_that_begins_with_an_agents_file_keeps_it(env: WorkspaceEnv, house: House) -> None:
     (house.theirs / "AGENTS.md").write_text("be kind\n")
     await env.store.put_project(ProjectRow("shop", str(house.theirs), True, ()))
-    own = house.theirs / "own"
-    own.mkdir()
+    own = folder(house.theirs / "own")
     (own / "AGENTS.md").write_text("be quick\n")
 
     row = await ws.create(env, WorkspaceOptions(path=own, project="shop"))
@@ -331,8 +339,7 @@ async def test_workspaces_survive_a_restart(house: House, persistent: bool) -> N
 # --- commands ---
 
 
-async def test_a_command_has_the_callers_streams_and_status(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
+async def test_a_command_has_the_callers_streams_and_status(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     content = os.urandom(3 << 20)
 
     assert await inside(env, row, "cat", stdin=content) == (0, content)
@@ -343,8 +350,7 @@ async def test_a_command_has_the_callers_streams_and_status(env: WorkspaceEnv) -
 
 
 @pytest.mark.scenario("LIF-15", only="local")
-async def test_each_command_moves_the_end_of_a_workspace(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
+async def test_each_command_moves_the_end_of_a_workspace(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     await shell(env, row, "true")
 
     used = await env.store.workspace(row.id)
@@ -354,8 +360,7 @@ async def test_each_command_moves_the_end_of_a_workspace(env: WorkspaceEnv) -> N
 
 
 @pytest.mark.scenario("WSM-20")
-async def test_files_that_policy_forbids_are_named_before_the_lease(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
+async def test_files_that_policy_forbids_are_named_before_the_lease(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     tree = ws.tree_of(env.settings, row)
     (tree / "link").symlink_to("/usr")
     (tree / ".env").write_text("KEY=1")
@@ -372,8 +377,7 @@ async def test_files_that_policy_forbids_are_named_before_the_lease(env: Workspa
 async def test_the_policy_of_the_base_commit_holds_and_not_that_of_the_work_tree(
     env: WorkspaceEnv, house: House
 ) -> None:
-    (house.theirs / ".agentgate").mkdir()
-    (house.theirs / ".agentgate" / "policy.yaml").write_text('forbiddenPatterns: ["**/*.pem"]\n')
+    put(house.theirs / ".agentgate" / "policy.yaml", 'forbiddenPatterns: ["**/*.pem"]\n')
     git(house.theirs, "init", "-q")
     git(house.theirs, "add", "-A")
     git(house.theirs, "commit", "-qm", "first")
@@ -393,8 +397,7 @@ async def test_the_policy_of_the_base_commit_holds_and_not_that_of_the_work_tree
 @pytest.mark.scenario("WSM-08")
 @pytest.mark.scenario("WSM-10")
 @pytest.mark.scenario("WSM-14")
-async def test_who_has_a_workspace_is_shown_and_nobody_else_can_write(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
+async def test_who_has_a_workspace_is_shown_and_nobody_else_can_write(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     async with hold(env, row, "exec"):
         lease = await lease_of(env, row.id)
         assert [lease] == await list_leases(env)
@@ -429,8 +432,7 @@ async def test_a_command_that_takes_long_refreshes_its_lease(
 async def test_the_lease_of_a_dead_holder_is_taken_over_with_a_warning(env: WorkspaceEnv, house: House) -> None:
     """Its lock is free, so nobody has to wait until its time is over."""
     row = await ws.create(env, WorkspaceOptions())
-    dead = HeldWorkspace(env, row, "exec 1")
-    await dead.lease_holder.acquire(dead.write)
+    await dead_holder(env, row)
     lease = await lease_of(env, row.id)
     assert lease.state == "dead"
 
@@ -447,8 +449,7 @@ async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeove
         raise BrokenPipeError
 
     row = await ws.create(env, WorkspaceOptions())
-    dead = HeldWorkspace(env, row, "exec 1")
-    await dead.lease_holder.acquire(dead.write)
+    await dead_holder(env, row)
     provider, handle = await env.find(row)
     assert handle is not None
 
@@ -462,10 +463,8 @@ async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeove
         await unheard_of()
 
 
-async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
-    dead = HeldWorkspace(env, row, "exec 1")
-    await dead.lease_holder.acquire(dead.write)
+async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(env: WorkspaceEnv, row: WorkspaceRow) -> None:
+    await dead_holder(env, row)
     assert "`exec 1` had it" in await release(env, row.id)
     with pytest.raises(errors.WorkspaceState, match="nothing to break"):
         await break_lease(env, row.id, sure=True)
@@ -486,9 +485,8 @@ async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(env: Workspac
     assert (await env.store.workspace(row.id)).status is S.READY
 
 
-async def test_only_the_process_that_holds_the_lock_is_asked_to_end(env: WorkspaceEnv) -> None:
+async def test_only_the_process_that_holds_the_lock_is_asked_to_end(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     """The number in a lease may be that of another process by now."""
-    row = await ws.create(env, WorkspaceOptions())
     lock = try_lock(env.lock(row.id))
     async with trio.open_nursery() as nursery:
         other: trio.Process = await nursery.start(trio.run_process, ["sleep", "100"])
@@ -522,8 +520,7 @@ async def test_a_directory_that_another_store_uses_is_refused(env: WorkspaceEnv,
 
 @pytest.mark.scenario("LIF-11", only="local")
 @pytest.mark.scenario("LIF-12", only="local")
-async def test_a_stopped_workspace_keeps_its_files_until_it_is_resumed(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
+async def test_a_stopped_workspace_keeps_its_files_until_it_is_resumed(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     await shell(env, row, "echo work > made")
     used = await env.store.workspace(row.id)
     stopped = await ws.stop(env, row.id)
@@ -575,8 +572,7 @@ async def test_work_is_saved_before_a_workspace_is_destroyed(env: WorkspaceEnv, 
 
     assert removed.saved == env.settings.home / "saved" / row.id
     assert removed.saved_work.changed == 3
-    again = env.settings.home.parent / "again"
-    again.mkdir()
+    again = folder(env.settings.home.parent / "again")
     git(again, "init", "-q")
     git(again, "apply", str(removed.saved / "work.patch"))
     assert (again / "made").read_text() == "work\n"
@@ -593,8 +589,7 @@ async def test_work_is_saved_before_a_workspace_is_destroyed(env: WorkspaceEnv, 
 
 
 @pytest.mark.scenario("BEY-08")
-async def test_work_that_cannot_be_saved_is_not_destroyed(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
+async def test_work_that_cannot_be_saved_is_not_destroyed(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     await shell(env, row, "echo KEY=1 > .env; mkfifo pipe")
     for verb in (ws.delete, ws.destroy):
         with pytest.raises(errors.UnsavedWork, match=r"\.env.*pipe"):
@@ -609,8 +604,7 @@ async def test_work_that_cannot_be_saved_is_not_destroyed(env: WorkspaceEnv) -> 
     assert not (env.settings.home / "saved").exists()
 
 
-async def test_unsaved_work_is_swept_only_by_who_gives_it_up(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
+async def test_unsaved_work_is_swept_only_by_who_gives_it_up(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     await shell(env, row, "echo work > made")
     with pytest.raises(errors.UnsavedWork, match="1 changed file"):
         await ws.delete(env, row.id)
@@ -625,12 +619,9 @@ async def test_unsaved_work_is_swept_only_by_who_gives_it_up(env: WorkspaceEnv) 
 
 
 @pytest.mark.scenario("LIF-08", only="local")
-async def test_destroying_finishes_what_was_cut_off(env: WorkspaceEnv) -> None:
-    """Once before the work was saved, and once after."""
-    row = await ws.create(env, WorkspaceOptions())
+async def test_destroying_finishes_what_was_cut_off(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     await shell(env, row, "echo work > made")
-    dead = HeldWorkspace(env, row, "destroy 1")
-    await dead.lease_holder.acquire(dead.write)
+    dead = await dead_holder(env, row, "destroy 1")
     await dead.write(ev.WorkspaceStatusChanged(S.DESTROYING))
 
     removed = await ws.destroy(env, row.id)
@@ -647,18 +638,15 @@ async def test_recovering_finishes_what_the_dead_have_begun(env: WorkspaceEnv, h
     stopping, destroying, used = [await ws.create(env, WorkspaceOptions()) for _ in range(3)]
     await shell(env, destroying, "echo work > made")
     for row, status in ((stopping, S.STOPPING), (destroying, S.DESTROYING)):
-        dead = HeldWorkspace(env, row, "died 1")
-        await dead.lease_holder.acquire(dead.write)
+        dead = await dead_holder(env, row, "died 1")
         await dead.write(ev.WorkspaceStatusChanged(status))
-    dead = HeldWorkspace(env, used, "exec 1")
-    await dead.lease_holder.acquire(dead.write)
+    dead = await dead_holder(env, used)
     (env.settings.home / "workspaces" / "of-nobody").mkdir()
 
     assert len(await complete_changes(env, dry_run=True)) == 4
     async with hold(env, used, "exec"):
         assert len(await complete_changes(env, dry_run=True)) == 3, "what somebody has is not touched"
-    dead = HeldWorkspace(env, used, "exec 1")
-    await dead.lease_holder.acquire(dead.write)
+    await dead_holder(env, used)
     done = {one.workspace: one for one in await complete_changes(env, dry_run=False)}
 
     assert {one.left for one in done.values()} == {None}
@@ -795,8 +783,7 @@ async def test_a_greatest_age_ends_what_is_used_all_the_time(house: House) -> No
     assert kept.expires is None
 
 
-async def test_expired_work_that_cannot_be_saved_stays(env: WorkspaceEnv) -> None:
-    row = await ws.create(env, WorkspaceOptions())
+async def test_expired_work_that_cannot_be_saved_stays(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     await shell(env, row, "echo KEY=1 > .env")
 
     (reaped,) = await reap(later(env, 31 * DAY), dry_run=False)

@@ -1,10 +1,6 @@
-"""The rows of workspaces, alike in both stores."""
+"""What every store promises about the rows of workspaces, on each of them."""
 
 from __future__ import annotations
-
-from collections.abc import AsyncIterator
-from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -13,23 +9,9 @@ from runner.core.model import ClockReference, Limits
 from runner.core.model import WorkspaceStatus as S
 from runner.events import events as ev
 from runner.ports.store import Store, WorkspaceRow
-from runner.store.memory import MemoryStore
-from runner.store.sqlite import open_store
 
-REQUESTED = ev.WorkspaceRequested(
-    "local", "shop", False, Limits(cpus=2.0), 1.0, None, "/p/\udcff", 7, "https://h/r", "b"
-)
+REQUESTED = ev.WorkspaceRequested("local", "shop", False, Limits(cpus=2.0), 1.0, None, "/p/\udcff", 7, "https://h", "b")
 SECOND = 1_000_000
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    ticks = count(1_000)
-    if request.param == "memory":
-        yield MemoryStore(lambda: next(ticks))
-        return
-    async with open_store(tmp_path / "state.db", now=lambda: next(ticks), entropy=bytes) as opened:
-        yield opened
 
 
 async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
