@@ -89,7 +89,7 @@ async def _carry_on(
     args: Namespace, resuming: ResumePlan, settings: Settings, reports: Reports, *, out: Output, redactor: Redactor
 ) -> RunRecord:
     """Continue the run and show it: on an incident as ``triage`` does, any other as ``apply``."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from runner.cli.live_view import open_screen
     from runner.cli.plain_view import open_console, show_ends

@@ -81,7 +81,7 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _attach(stored: StoredRun, args: Namespace, settings: Settings, out: Output) -> int:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from runner.cli.live_view import RunView, open_screen
     from runner.cli.plain_view import show_ends

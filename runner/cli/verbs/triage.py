@@ -206,7 +206,7 @@ async def _follow(
     wrote: bool,
 ) -> RunRecord:
     """Execute a triage while showing it, on the screen or as JSON Lines."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from runner.cli.live_view import open_screen
     from runner.cli.plain_view import open_console
