@@ -6,15 +6,19 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from runner.artifacts.layout import write
+from runner.compiler import read_runs
 from runner.core.errors import RunnerError
 from runner.events.record import RunRecord
 from runner.policy.paths import PathPolicy
 from runner.report.compare import document, groups, markdown, row_of
 from runner.report.run_files import Account, Ceiling
 from runner.safefs.safe_open import open_beneath
+from runner.spec.model import PolicySpec
+from runner.steps.agent.plan import AgentBody
+from runner.steps.save.plan import SaveBody
+from runner.steps.scan.plan import ScanBody
 
 TAIL_LINES = 50
 TAIL_BYTES = 16 << 10
@@ -23,35 +27,29 @@ STREAMS = ("stdout", "stderr")
 
 def read_account(record: RunRecord, directory: Path) -> Account:
     """Read everything that reports of a run are made from; a directory that is gone adds nothing."""
-    plan = _plan(directory)
-    steps: list[dict[str, Any]] = plan.get("steps", [])
-    bodies: dict[str, dict[str, Any]] = {step["kind"]: step["body"] for step in steps}
-    agent = bodies.get("agent", {})
+    tails = {name: tail for name in _unsuccessful(record) if (tail := (*_tail(record, directory, name),))}
+    try:
+        (plan,) = read_runs(json.loads((directory / "plan.json").read_text(encoding="utf-8"))["runs"])
+    except FileNotFoundError:
+        return Account(record, directory, group=record.name, origins={"": ""}, tails=tails)
+    agent, save, scan = plan.body(AgentBody), plan.body(SaveBody), plan.body(ScanBody)
     return Account(
         record,
         directory,
-        group=plan.get("group", record.name),
-        agent=agent.get("agent", ""),
-        model=(agent.get("model") or {}).get("name", ""),
-        incident=bodies.get("save", {}).get("incident") or "",
-        origins={"": plan.get("origin", ""), **{step["id"]: step["origin"] for step in steps}},
-        networks={step["id"]: step["network"] for step in steps},
-        ceilings=[_ceiling_of(policy) for policy in bodies.get("scan", {}).get("policies", ())],
-        tails={name: tail for name in _unsuccessful(record) if (tail := (*_tail(record, directory, name),))},
+        group=plan.group,
+        agent=agent.agent if agent is not None else "",
+        model=agent.model.name if agent is not None and agent.model is not None else "",
+        incident=str(save.incident) if save is not None and save.incident is not None else "",
+        origins={"": plan.origin, **{step.id: step.origin for step in plan.steps}},
+        networks={step.id: step.network for step in plan.steps},
+        ceilings=[_ceiling_of(policy) for policy in scan.policies] if scan is not None else [],
+        tails=tails,
     )
 
 
-def _plan(directory: Path) -> dict[str, Any]:
-    try:
-        (plan,) = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["runs"]
-    except FileNotFoundError:
-        return {}
-    return dict(plan)
-
-
-def _ceiling_of(policy: dict[str, Any]) -> Ceiling:
-    paths = PathPolicy(tuple(policy["allowed_paths"]), tuple(policy["forbidden_patterns"]), policy["max_file_size"])
-    return Ceiling(policy["name"], policy["origin"], paths)
+def _ceiling_of(policy: PolicySpec) -> Ceiling:
+    paths = PathPolicy(policy.allowed_paths, policy.forbidden_patterns, policy.max_file_size)
+    return Ceiling(policy.name, policy.origin, paths)
 
 
 def _unsuccessful(record: RunRecord) -> Iterator[str]:

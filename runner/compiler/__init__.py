@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from runner.compiler.passes import compile_plan
+from runner.compiler.saved import read_runs
 
-__all__ = ["compile_plan"]
+__all__ = ["compile_plan", "read_runs"]

@@ -74,6 +74,8 @@ def _plain(value: object) -> object:
 
 
 def _typed(kind: type, value: object) -> object:
+    if isinstance(value, kind):  # of ``object``, which is any JSON value
+        return value
     if issubclass(kind, PurePath) and isinstance(value, str):
         return kind(value)
     raise ValueError(f"{value!r} is not a {kind.__name__}")

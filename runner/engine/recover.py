@@ -7,17 +7,16 @@ then everything is removed, and the terminal event comes last. The caller holds 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
 from runner.core.errors import HostRefused, LeaseHeld, RunnerError, first_leaf
-from runner.core.model import Handle, IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
+from runner.core.model import Handle, Outcome, Reason, Status, failed, succeeded
 from runner.core.nurseries import open_services
 from runner.engine.run import Append, exit_code
 from runner.events import events as ev
@@ -29,26 +28,12 @@ from runner.runtime.context import RunContext, RunDependencies, RunPaths
 from runner.runtime.incident_files import is_latest
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.safefs import trees
-from runner.spec.model import PolicySpec
+from runner.steps.clone.plan import CloneBody
+from runner.steps.provision.plan import ProvisionBody
 from runner.steps.save.plan import SaveBody
 from runner.steps.save.run import perform as save
 
 KILLED = Outcome(Status.UNKNOWN, Reason.UNKNOWN, "its runner died while it ran")
-
-
-class Saving(Struct, frozen=True):
-    """The parts of a plan that saving needs. ``inputs`` are the incident's files in the tree, ``base`` the cloned
-    commit.
-
-    ``base`` is ``None`` without a checkout, and when uncommitted files came with it. ``secrets`` are the names of those
-    that each step got; their values are not known any more.
-    """
-
-    plan: RunPlan
-    body: SaveBody
-    inputs: tuple[str, ...]
-    base: str | None
-    secrets: Mapping[str, tuple[str, ...]]
 
 
 class Recovered(Struct, frozen=True):
@@ -63,49 +48,6 @@ class Recovered(Struct, frozen=True):
     kept: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-
-
-def saving_of(document: Mapping[str, Any]) -> Saving:
-    """Read a ``plan.json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for that of another version."""
-    (run,) = document["runs"]
-    bodies = {step["kind"]: step["body"] for step in run["steps"]}
-    clone, provision = bodies.get("clone"), bodies["provision"]
-    plan = RunPlan(
-        name=run["name"],
-        group=run["group"],
-        needs=(),
-        max_parallel=None,
-        outputs={},
-        origin=run["origin"],
-        providers=tuple(run["providers"]),
-        isolation=IsolationClass(run["isolation"]),
-        limits=Limits(**run["limits"]),
-        commit=run["commit"],
-        deadline_seconds=run["deadline_seconds"],
-        stop_budget_seconds=run["stop_budget_seconds"],
-        policies=tuple(run["policies"]),
-        notes=(),
-        values=run["values"],
-        steps=(),
-    )
-    incident = bodies["save"]["incident"]
-    body = SaveBody(
-        bodies["save"]["message"],
-        tuple(map(_policy, bodies["save"]["policies"])),
-        Path(incident) if incident is not None else None,
-        bodies["save"].get("member", ""),
-        bodies["save"].get("report", ""),
-    )
-    given = provision["incident"] if provision["inputs_in_tree"] else ()
-    inputs = tuple(name for name, file in given if file.get("whole", True))
-    base = clone["commit"] if clone and not clone["include_dirty"] else None
-    secrets = {step["id"]: tuple(given["name"] for given in step.get("secrets", ())) for step in run["steps"]}
-    return Saving(plan, body, inputs, base, secrets)
-
-
-def _policy(written: Mapping[str, Any]) -> PolicySpec:
-    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in written.items()}
-    return PolicySpec(**{**values, "min_isolation": IsolationClass(values["min_isolation"])})
 
 
 def has_work(record: RunRecord) -> bool:
@@ -133,17 +75,17 @@ def unsaved(record: RunRecord) -> bool:
 
 
 async def recover(
-    record: RunRecord, saving: Saving | str, *, paths: RunPaths, deps: RunDependencies, append: Append
+    record: RunRecord, plan: RunPlan | str, *, paths: RunPaths, deps: RunDependencies, append: Append
 ) -> Recovered:
     """End a run that has lost its runner.
 
     Of a run that had ended, save and remove what was left then; it does not end again.
 
-    ``saving`` may be the reason why its work cannot be saved by its plan; then its tree is kept. Nothing is done while
+    ``plan`` may be the reason why its work cannot be saved by it; then its tree is kept. Nothing is done while
     anyone but the run, or a recovery of it, holds the workspace's live lease. Raises what the store raises. Cancelling
     leaves the rest for the next time.
     """
-    ending = _Ending(record, saving, paths, deps, append)
+    ending = _Ending(record, plan, paths, deps, append)
     await ending.temporary()
     try:
         await ending.lease()
@@ -170,9 +112,9 @@ def _because(record: RunRecord) -> str:
 
 class _Ending:
     def __init__(
-        self, record: RunRecord, saving: Saving | str, paths: RunPaths, deps: RunDependencies, append: Append
+        self, record: RunRecord, plan: RunPlan | str, paths: RunPaths, deps: RunDependencies, append: Append
     ) -> None:
-        self._record, self._saving, self._paths, self._deps = record, saving, paths, deps
+        self._record, self._plan, self._paths, self._deps = record, plan, paths, deps
         self._append = append
         self.lease_holder = LeaseHolder(record.workspace, f"the recovery of run {record.id}", deps.lease)
         self._removed: list[str] = []
@@ -280,17 +222,21 @@ class _Ending:
         return outcome
 
     async def _save(self, provider: Provider, handle: Handle) -> Outcome:
-        saving, record = self._saving, self._record
-        if isinstance(saving, str):
-            return failed(Reason.PLATFORM, saving)
-        base = record.base or saving.base
+        plan, record = self._plan, self._record
+        if isinstance(plan, str):
+            return failed(Reason.PLATFORM, plan)
+        body, provision, clone = plan.body(SaveBody), plan.body(ProvisionBody), plan.body(CloneBody)
+        assert body is not None  # every plan saves
+        assert provision is not None
+        base = record.base or (clone.commit if clone is not None and not clone.include_dirty else None)
+        inputs = (name for name, file in provision.incident if file.whole and provision.inputs_in_tree)
         if base is None and any(step.kind == "clone" for step in record.steps.values()):
             return failed(Reason.PLATFORM, "the journal does not say what the work is to be compared with")
         await trio.to_thread.run_sync(trees.remove, self._paths.directory / "output")  # half a copy of it
         async with trio.open_nursery() as services:
             run = RunContext(
                 id=record.id,
-                plan=saving.plan,
+                plan=plan,
                 digest=record.plan,
                 paths=self._paths,
                 deps=self._deps,
@@ -298,10 +244,10 @@ class _Ending:
                 services=services,
                 lease_holder=self.lease_holder,
             )
-            run.provider, run.handle, run.inputs = provider, handle, saving.inputs
+            run.provider, run.handle, run.inputs = provider, handle, tuple(inputs)
             run.injected_files, run.protected, run.rehearsal = record.injected_files, record.protected, record.rehearsal
-            started = [name for name, step in record.steps.items() if step.started is not None]
-            run.unchecked = tuple(dict.fromkeys(one for name in started for one in saving.secrets.get(name, ())))
+            started = [step for step in plan.steps if record.steps[step.id].started is not None]
+            run.unchecked = tuple(dict.fromkeys(secret.name for step in started for secret in step.secrets))
             if base is not None:
                 run.cloned(base)
             if snapshot := record.snapshot:
@@ -312,7 +258,7 @@ class _Ending:
             latest = record.log is not None and await trio.to_thread.run_sync(is_latest, Path(record.log))
             if record.log is not None and not latest:
                 self._kept.append(f"{run.paths.directory / 'output'}: another run has worked on the incident since")
-            return await save(saving.body if latest else replace(saving.body, incident=None), run)
+            return await save(body if latest else replace(body, incident=None), run)
 
     async def _emit_news(self, *events: ev.Event) -> None:
         """Emit all but violations that the journal has already."""

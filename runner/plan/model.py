@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
 from runner.core.codec import plain
 from runner.core.model import IsolationClass, Limits
 from runner.plan.graph import Graph
+
+B = TypeVar("B")
 
 FORMAT = "runner/plan/v1"  # minor additions keep it; a reader refuses any other
 
@@ -105,6 +107,10 @@ class RunPlan(Struct, frozen=True):
     cluster: PlannedCluster | None = None
     host_network: tuple[str, ...] = ()
     cost_usd: float | None = 0.0
+
+    def body(self, kind: type[B]) -> B | None:
+        """Return the parameters of the step whose kind has a body of this type; ``None`` without such a step."""
+        return next((step.body for step in self.steps if isinstance(step.body, kind)), None)
 
     def phase(self, phase: str) -> tuple[Step, ...]:
         return tuple(step for step in self.steps if step.phase == phase)

@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
-from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Struct
 
 from runner.events import events as ev
+from tests.support.arbitrary import values
 
-NAMES = st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)  # bytes of names that are not UTF-8
-PLAIN = {
-    bool: st.booleans(),
-    int: st.integers(-(2**63), 2**63 - 1),
-    float: st.floats(allow_nan=False, allow_infinity=False),
-    str: st.text(st.characters() | NAMES, max_size=20),
-    type(None): st.none(),
-}
 KINDS = {kind.__name__: kind for kind in ev.Event.__subclasses__()}
-
-
-def values(hint: Any) -> st.SearchStrategy[Any]:
-    if hint in PLAIN:
-        return PLAIN[hint]
-    if not get_args(hint):
-        if issubclass(hint, Enum):
-            return st.sampled_from(hint)
-        assert issubclass(hint, Struct)
-        return st.builds(hint, **{name: values(inner) for name, inner in get_type_hints(hint).items()})
-    inner = [values(each) for each in get_args(hint) if each is not Ellipsis]
-    match getattr(hint, "__origin__", None):
-        case kind if kind is dict:
-            return st.dictionaries(*inner, max_size=3)
-        case kind if kind is tuple:
-            assert get_args(hint)[1:] == (Ellipsis,)
-            return st.lists(*inner, max_size=3).map(tuple)
-    return st.one_of(inner)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -9,12 +9,12 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.core.codec import plain
+from runner.core.codec import plain, typed
 from runner.core.errors import BadPlanFile, WorkMissing
 from runner.events.record import RunRecord
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult, Request
-from runner.ops.planning.saved_plan import commit_of, probe_of, read_document, request_of
+from runner.ops.planning.saved_plan import read_document
 from runner.plan.keys import Keys, parts
 from runner.plan.model import Json, RunPlan, Step
 from runner.ports.provider import Probe
@@ -67,12 +67,12 @@ def read_plan_inputs(directory: Path, record: RunRecord) -> PlanInputs:
             raise WorkMissing(f"`{directory / 'plan.json'}` is not the plan of run `{record.id}`", hint=ANEW)
         return PlanInputs(
             Path(inputs["manifests"]),
-            request_of(**inputs["request"]),
+            typed(inputs["request"], Request),
             run["group"],
             tuple(run["needs"]),
             inputs["checkout"],
-            commit_of(**inputs["commit"]) if inputs["commit"] is not None else None,
-            {name: probe_of(fact) for name, fact in inputs["probes"].items()},
+            typed(inputs["commit"], CommitFact) if inputs["commit"] is not None else None,
+            typed(inputs["probes"], dict[str, Probe]),
             dict(inputs["outputs"]),
             {step: dict(values) for step, values in inputs["keys"].items()},
         )

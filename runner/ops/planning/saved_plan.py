@@ -12,9 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from runner.core.codec import plain
+from runner.core.codec import plain, typed
 from runner.core.errors import BadPlanFile, OpenPlan, Place, StalePlan
-from runner.core.model import Feature, IsolationClass
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ops.planning.files import read_file, texts_of
@@ -28,6 +27,14 @@ MAX_BYTES = 256 << 20  # of a saved plan
 _NAMED = 3  # changes that the error about a stale plan names
 # Where a document or a file lies, as directories do, and which version of a CLI is there.
 _OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
+
+
+class Pinned(Struct, frozen=True):
+    """The facts of a saved plan that are not looked up again."""
+
+    commits: Mapping[str, CommitFact]
+    probes: Mapping[str, Probe]
+    images: Mapping[str, str]
 
 
 def check_place(to: Path) -> None:
@@ -56,11 +63,7 @@ def _saved(planned: PlanResult, to: Path) -> dict[str, Json]:
         "manifests": os.path.relpath(Path(os.path.realpath(planned.path)), Path(os.path.realpath(to)).parent),
         "request": plain(planned.request),
         "inputs": plain(planned.inputs),
-        "pinned": {
-            "commits": plain(planned.facts.commits),
-            "probes": plain(planned.facts.probes),
-            "images": plain(planned.facts.images),
-        },
+        "pinned": plain(Pinned(planned.facts.commits, planned.facts.probes, planned.facts.images)),
         "texts": plain(texts_of(planned.facts, *(run.name for run in planned.plan.runs))),
     }
 
@@ -76,13 +79,14 @@ async def make_saved_plan(file: Path, settings: Settings) -> PlanResult:
         hint = "plan again without --offline"
         raise OpenPlan(f"`{file}` is an open plan: made offline, its commits are not pinned", hint=hint)
     try:
-        commits = {name: commit_of(**fact) for name, fact in content["pinned"]["commits"].items()}
-        probes = {name: probe_of(fact) for name, fact in content["pinned"]["probes"].items()}
-        images = {name: _text(image) for name, image in content["pinned"]["images"].items()}
-        request, manifests = request_of(**content["request"]), _text(content["manifests"])
+        pinned = typed(_without_nul(content["pinned"]), Pinned)
+        request = typed(_without_nul(content["request"]), Request)
+        manifests = typed(_without_nul(content["manifests"]), str)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_plan(file) from error
-    planned = await make_plan(_beside(file, manifests), settings, request, pinned=Facts(probes, commits, images=images))
+    planned = await make_plan(
+        _beside(file, manifests), settings, request, pinned=Facts(pinned.probes, pinned.commits, images=pinned.images)
+    )
     if planned.plan.digest != content["digest"]:
         raise _stale(file, content, planned)
     places = {str(place) for place in _host_paths(planned.plan.runs)}
@@ -144,37 +148,11 @@ def _beside(file: Path, relative: str) -> Path:
     return Path(os.path.realpath(file)).parent / relative
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or "\0" in value:
-        raise TypeError("not a text that runner wrote")
+def _without_nul(value: object) -> object:
+    """Return a part of a saved plan whose texts become names and words. Raises ``ValueError`` for one that cannot."""
+    if "\\u0000" in json.dumps(value):
+        raise ValueError("not a text that runner wrote")
     return value
-
-
-def commit_of(commit: object, branch: object, dirty: object) -> CommitFact:
-    return CommitFact(_text(commit), _text(branch), dirty is True)
-
-
-def request_of(
-    *,
-    only: object,
-    task: Mapping[str, object],
-    offline: object,
-    untrusted: object,
-    seconds: float | None = None,
-    output_dir: object = None,
-    output_file: object = None,
-    max_cost: float | None = None,
-    run_cost: float | None = None,
-) -> Request:
-    chosen, place, name = (None if text is None else _text(text) for text in (only, output_dir, output_file))
-    bounds = [None if value is None else float(value) for value in (seconds, max_cost, run_cost)]
-    return Request(chosen, dict(task), offline is True, untrusted is True, bounds[0], place, name, *bounds[1:])
-
-
-def probe_of(fact: dict[str, Any]) -> Probe:
-    isolation = IsolationClass(fact["isolation"])
-    missing = {Feature(name): reason for name, reason in fact["missing"].items()}
-    return Probe(**{**fact, "isolation": isolation, "missing": missing})
 
 
 def _stale(file: Path, content: Mapping[str, Any], planned: PlanResult) -> StalePlan:

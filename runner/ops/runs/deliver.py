@@ -21,6 +21,7 @@ import trio
 
 from runner.artifacts.export import ExportResult, Opener, export
 from runner.artifacts.run_files import read_account
+from runner.compiler import read_runs
 from runner.core.errors import (
     CommitsDiffer,
     NothingPublished,
@@ -44,6 +45,7 @@ from runner.ops.runs.secret_values import make_redactor
 from runner.report import markdown
 from runner.safefs import trees
 from runner.safefs.safe_open import open_beneath
+from runner.steps.clone.plan import CloneBody
 
 PUSH_SECONDS = 300.0
 
@@ -145,16 +147,15 @@ def source_of(stored: StoredRun) -> Path | None:
     Raises ``Untrusted`` when a stranger's manifest named it and it now leads elsewhere.
     """
     try:
-        steps = json.loads((stored.directory / "plan.json").read_text(encoding="utf-8"))["runs"][0]["steps"]
+        (plan,) = read_runs(json.loads((stored.directory / "plan.json").read_text(encoding="utf-8"))["runs"])
     except FileNotFoundError:
         return None
-    body = next((step["body"] for step in steps if step["kind"] == "clone"), None)
-    if body is None or body["path"] is None:
+    clone = plan.body(CloneBody)
+    if clone is None or clone.path is None:
         return None
-    path = Path(body["path"])
-    if (within := body.get("within")) is not None:
-        find_repository(path, Path(within))
-    return path
+    if clone.within is not None:
+        find_repository(clone.path, clone.within)
+    return clone.path
 
 
 def _source_or_refuse(stored: StoredRun) -> Path:

@@ -12,10 +12,12 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
+from runner.core.codec import typed
 from runner.core.errors import BadPlanFile
 from runner.events.record import RunRecord
 from runner.ops.planning.files import read_file
-from runner.ops.planning.saved_plan import read_document, request_of
+from runner.ops.planning.make_plan import Request
+from runner.ops.planning.saved_plan import read_document
 from runner.report.triage import header_of
 from runner.runtime.incident_files import keep_earlier
 from runner.safefs import trees
@@ -34,7 +36,7 @@ def copy_output(directory: Path, record: RunRecord) -> list[str]:
     """
     try:
         plan = read_document(directory / "plan.json")
-        request, report = request_of(**plan["inputs"]["request"]), header_of(plan["runs"][0]).report
+        request, report = typed(plan["inputs"]["request"], Request), header_of(plan["runs"][0]).report
     except (BadPlanFile, KeyError, TypeError, ValueError, AttributeError):  # gone, or of another version
         return []
     log = Path(record.log) if record.log is not None else None

@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from runner.artifacts.history import was_started
 from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.run_lock import is_locked, try_lock
+from runner.compiler import read_runs
 from runner.core.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
 from runner.core.home import STATE_FILE
 from runner.core.model import Fence, Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
-from runner.engine.recover import Recovered, Saving, belongings, recover, saving_of, unsaved
+from runner.engine.recover import Recovered, belongings, recover, unsaved
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold, replay
 from runner.ops.host.state import has_history, open_state
@@ -34,6 +35,7 @@ from runner.ops.runs.output_copy import copy_output
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
 from runner.ops.workspaces.maintenance import CompletedChange, complete_changes, sweep
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+from runner.plan.model import RunPlan
 from runner.ports.store import RunRow, Store
 from runner.runtime.context import RunDependencies, RunPaths
 from runner.runtime.incident_files import is_latest
@@ -162,7 +164,7 @@ async def _recover(
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
         return await store.append(run, events, fence=fence)
 
-    recovered = await recover(record, _saving(record, paths), paths=paths, deps=deps, append=append)
+    recovered = await recover(record, _plan(record, paths), paths=paths, deps=deps, append=append)
     news = await store.events(row.id, after=len(history))
     if record.ended is not None and (news or not is_finished(paths.directory)):
         await trio.to_thread.run_sync(write_copies, paths.directory, [*history, *news], record)
@@ -177,14 +179,16 @@ def _hand_out(record: RunRecord, paths: RunPaths) -> list[str]:
     return copy_output(paths.directory, record) if latest else []
 
 
-def _saving(record: RunRecord, paths: RunPaths) -> Saving | str:
+def _plan(record: RunRecord, paths: RunPaths) -> RunPlan | str:
+    """Read the run's plan, or say why it cannot be used."""
     try:
         document = json.loads((paths.directory / "plan.json").read_text(encoding="utf-8"))
         if document["digest"] != record.plan:
             return "`plan.json` is not the plan of this run"
-        return saving_of(document)
+        (plan,) = read_runs(document["runs"])
     except (OSError, KeyError, TypeError, ValueError) as error:
         return f"`plan.json` cannot be used: {error}"
+    return plan
 
 
 def _foreseen(record: RunRecord, paths: RunPaths) -> Recovered:

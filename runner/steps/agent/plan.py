@@ -36,6 +36,9 @@ class AgentBody(Struct, frozen=True):
     cli: CliVersion | None = None
 
 
+BODY = AgentBody
+
+
 def inputs(body: AgentBody) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
     seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan}

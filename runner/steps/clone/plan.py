@@ -31,6 +31,9 @@ class CloneBody(Struct, frozen=True):
     within: Path | None = None
 
 
+BODY = CloneBody
+
+
 def inputs(body: CloneBody) -> dict[str, object]:
     return {
         "base commit": body.commit,

@@ -22,6 +22,9 @@ class PostHookBody(Struct, frozen=True):
     mount_plan: MountPlan
 
 
+BODY = PostHookBody
+
+
 def inputs(body: PostHookBody) -> dict[str, object]:
     return {"commands": body.commands, "env": body.env, "mounts": body.mount_plan}
 

@@ -30,6 +30,9 @@ class PreloadBody(Struct, frozen=True):
         return self.cluster is not None and bool({"permissions", "baseline"} & set(self.parts))
 
 
+BODY = PreloadBody
+
+
 def inputs(body: PreloadBody) -> dict[str, object]:
     files = {part: file.sha256 for part, file in body.files}
     asked = {"cluster": pinned(body.cluster), "namespace": body.namespace, "mounts": body.mount_plan}

@@ -38,6 +38,9 @@ class ProvisionBody(Struct, frozen=True):
     advice: tuple[tuple[str, str], ...] = ()  # code and message: what is to be said of the incident
 
 
+BODY = ProvisionBody
+
+
 def inputs(body: ProvisionBody) -> dict[str, object]:
     return {
         "isolation": (body.isolation, body.must),

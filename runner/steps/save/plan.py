@@ -25,6 +25,9 @@ class SaveBody(Struct, frozen=True):
     report: str = ""
 
 
+BODY = SaveBody
+
+
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     report = spec.verify.report if spec.verify is not None else None
     return Step(

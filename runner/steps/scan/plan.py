@@ -14,6 +14,9 @@ class ScanBody(Struct, frozen=True):
     policies: tuple[PolicySpec, ...]
 
 
+BODY = ScanBody
+
+
 def inputs(body: ScanBody) -> dict[str, object]:
     return {"policy": [policy.ceilings for policy in body.policies]}
 

@@ -27,6 +27,9 @@ class SessionBody(Struct, frozen=True):
     mount_plan: MountPlan
 
 
+BODY = SessionBody
+
+
 def inputs(body: SessionBody) -> dict[str, object]:
     return {"agent": body.agent, "env": body.env, "debug": body.debug, "mounts": body.mount_plan}
 

@@ -20,6 +20,9 @@ class SetupBody(Struct, frozen=True):
     mount_plan: MountPlan
 
 
+BODY = SetupBody
+
+
 def command_words(command: Command) -> str:
     """A command as a person writes it."""
     return command[2] if command[:2] == ("sh", "-c") and len(command) == 3 else shlex.join(command)

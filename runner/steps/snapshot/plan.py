@@ -24,6 +24,9 @@ class SnapshotBody(Struct, frozen=True):
     wants_change: bool
 
 
+BODY = SnapshotBody
+
+
 def inputs(body: SnapshotBody) -> dict[str, object]:
     policy = [policy.ceilings for policy in body.policies]
     return {"policy": policy, "message": body.message, "branch": body.branch, "wants a change": body.wants_change}

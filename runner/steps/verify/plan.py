@@ -21,6 +21,9 @@ class VerifyBody(Struct, frozen=True):
     mount_plan: MountPlan
 
 
+BODY = VerifyBody
+
+
 def inputs(body: VerifyBody) -> dict[str, object]:
     verify = body.verify
     return {
