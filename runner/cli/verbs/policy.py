@@ -6,8 +6,6 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
-
 from runner.cli.output import Output
 from runner.cli.requests import FOLDER, nearest_manifests
 from runner.core.plural import plural
@@ -101,6 +99,8 @@ def _show_scan(found: ScanResult, layers: Sequence[PolicyLayer], form: str, out:
     from runner.ops.planning.policy import origin_of
 
     if form == "json":
+        from msgspec.structs import asdict
+
         violations = [{**asdict(violation), "origin": origin_of(violation, layers)} for violation in found.violations]
         counts = {"files": found.files, "bytes": found.bytes, "truncated": found.truncated}
         out.json({**counts, "violations": violations})
