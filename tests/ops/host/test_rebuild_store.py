@@ -267,7 +267,7 @@ def test_events_that_were_cut_off_or_spoilt_are_said(ran: Project) -> None:
 
 def test_no_event_has_a_field_that_its_line_has_for_itself() -> None:
     for kind in Event.__subclasses__():
-        assert not {"run", "seq", "at", "type"} & set(kind.__dataclass_fields__)
+        assert not {"run", "seq", "at", "type"} & set(kind.__struct_fields__)
 
 
 @ROOT.mark
