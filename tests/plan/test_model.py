@@ -27,7 +27,7 @@ STEPS = (
     step("a", 5, repeated_on_fallback=True),
     step("b", 7, "a"),
     step("c", 3, "a"),
-    step("d", 4, "b", phase="finalize"),
+    step("d", 4, "b", phase="finalize", repeated_on_fallback=True),
     step("e", 2, "d", phase="finalize"),
 )
 
