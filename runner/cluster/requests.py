@@ -10,19 +10,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from urllib.parse import parse_qsl, quote, urlencode
 
+from runner.core.model import ClusterRefusal
+
 MAX_TARGET = 8 << 10  # characters
-
-
-class ClusterRefusal(StrEnum):
-    SECRETS = "secrets"
-    WRITE = "write"
-    REQUEST = "request"  # odd, or not known to read
-    IMPERSONATION = "impersonation"  # in the name of somebody else
-    BUSY = "busy"  # too many are under way
-    CLUSTER = "cluster"  # not reached, or it did not go on
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import trio
 
 from runner.cluster.access_review import json_object, parse_review
 from runner.cluster.kubeconfig import ClusterTarget
-from runner.cluster.requests import ClusterRefusal, KubeRequest, parse_request, refusal_of
+from runner.cluster.requests import KubeRequest, parse_request, refusal_of
 from runner.core.errors import RunnerError
+from runner.core.model import ClusterRefusal
 from runner.core.sanitize import sanitize
 from runner.network.http import Headers, Request, Response
 from runner.network.served_session import (
@@ -89,7 +90,7 @@ class ReadOnlySession(ServedSession):
         self._places = trio.Semaphore(MAX_REQUESTS)
         self.credential_errors: dict[str, str] = {}
         self._left_to_report = max_reported
-        self._unreported: Counter[tuple[str, str | None]] = Counter()
+        self._unreported: Counter[tuple[str, ClusterRefusal | None]] = Counter()
 
     def close(self) -> None:
         """End what is still under way, and report the requests that were only counted."""
@@ -157,12 +158,11 @@ class ReadOnlySession(ServedSession):
             self._report(parsed, response.status, trio.current_time() - request.began, refusal)
 
     def _report(self, parsed: KubeRequest, status: int, seconds: float, refusal: ClusterRefusal | None) -> None:
-        reason = refusal.value if refusal is not None else None
         if not self._left_to_report and not self._closed:
-            self._unreported[parsed.verb, reason] += 1
+            self._unreported[parsed.verb, refusal] += 1
             return
         self._left_to_report -= not self._closed
-        self._on_request(ClusterRequest(parsed.verb, parsed.resource, parsed.namespace, status, seconds, reason))
+        self._on_request(ClusterRequest(parsed.verb, parsed.resource, parsed.namespace, status, seconds, refusal))
 
     async def _forward_in_turn(self, parsed: KubeRequest, request: Request, response: Response) -> None:
         with trio.move_on_after(BUSY_SECONDS) as waiting:

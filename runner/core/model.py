@@ -285,6 +285,27 @@ class Usage(Struct, frozen=True):
         )
 
 
+class ModelRefusal(StrEnum):
+    """The reason for which the gateway answered a request itself."""
+
+    PATH = "path"  # the API has no such call, or it is not forwarded
+    REQUEST = "request"  # malformed, too large, or would make the provider use the network
+    MODEL = "model"
+    BUDGET = "budget"
+    GATEWAY = "gateway"  # the provider could not be reached, or stalled
+
+
+class ClusterRefusal(StrEnum):
+    """The reason for which a request of commands to a cluster was answered by the runner."""
+
+    SECRETS = "secrets"
+    WRITE = "write"
+    REQUEST = "request"  # odd, or not known to read
+    IMPERSONATION = "impersonation"  # in the name of somebody else
+    BUSY = "busy"  # too many are under way
+    CLUSTER = "cluster"  # not reached, or it did not go on
+
+
 class CommandStatus(StrEnum):
     """The end of a command that an agent asked for; ``UNFINISHED`` is one whose end its CLI did not report."""
 

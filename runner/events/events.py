@@ -17,9 +17,11 @@ from msgspec.structs import replace
 from runner.core import codec
 from runner.core.model import (
     Check,
+    ClusterRefusal,
     Isolation,
     IsolationClass,
     Limits,
+    ModelRefusal,
     Outcome,
     PoolMissReason,
     SavedWork,
@@ -254,7 +256,7 @@ class ModelRequestFinished(Event, frozen=True, tag="ModelRequestFinished"):
     seconds: float
     usage: Usage
     estimated: bool = False
-    refusal: str | None = None
+    refusal: ModelRefusal | None = None
 
 
 class AgentStarted(Event, frozen=True, tag="AgentStarted"):
@@ -306,7 +308,7 @@ class ClusterRequestFinished(Event, frozen=True, tag="ClusterRequestFinished"):
     namespace: str
     status: int
     seconds: float
-    refusal: str | None = None
+    refusal: ClusterRefusal | None = None
     count: int = 1
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from runner.core.model import (
     Check,
+    ClusterRefusal,
     Isolation,
     IsolationClass,
     Outcome,
@@ -195,7 +196,9 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.cluster is not None
         ):
             used = record.cluster
-            counts = used.answered if refusal is None else used.failed if refusal == "cluster" else used.refused
+            counts = (
+                used.answered if refusal is None else used.failed if refusal is ClusterRefusal.CLUSTER else used.refused
+            )
             what = f"{verb} {resource}".rstrip()
             counts[what] = counts.get(what, 0) + count
         case ev.AgentStarted(argv=argv, version=version):

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs
 
 import trio
 
+from runner.core.model import ModelRefusal
 from runner.core.nurseries import open_services
 from runner.fake_model.api import FakeAnswer, FakeApi, ToolMissing, answer_of
 from runner.fake_model.script import Turn
@@ -24,7 +25,7 @@ from runner.gateway.api import Call, Kind, read_body
 from runner.gateway.gateway import check_prices, open_session
 from runner.network.http import LARGE_PLACES, Headers, Request, Response, serve_http
 from runner.network.upstream import UpstreamFailed, UpstreamResponse
-from runner.ports.gateway import Api, ModelGrant, ModelRefusal, ModelRequest, ModelSession
+from runner.ports.gateway import Api, ModelGrant, ModelRequest, ModelSession
 
 _JSON = b"application/json"
 _HELPER_TEXT = "rehearsal"  # what a request without tools is told

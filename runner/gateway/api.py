@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from runner.core.model import Reason
-from runner.ports.gateway import ModelRefusal
+from runner.core.model import ModelRefusal, Reason
 
 MAX_NODES = 1_000_000  # values of one request; parsed ones take some 20 times the bytes of their text
 MAX_MODEL = 200

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode
 import trio
 
 from runner.core.errors import UnfitSecret
-from runner.core.model import Outcome, Reason, Usage, failed
+from runner.core.model import ModelRefusal, Outcome, Reason, Usage, failed
 from runner.core.redact import Redactor
 from runner.core.sanitize import sanitize
 from runner.gateway.api import (
@@ -50,7 +50,7 @@ from runner.network.served_session import (
     select_headers,
 )
 from runner.network.upstream import Unreachable, Upstream, UpstreamFailed, UpstreamResponse
-from runner.ports.gateway import ModelGrant, ModelRefusal, ModelRequest
+from runner.ports.gateway import ModelGrant, ModelRequest
 
 MAX_FREE_REPORTED = 1000  # requests without tokens that are reported: an agent could make millions
 SILENT_SECONDS = 10.0  # of a silent model that are worth a word

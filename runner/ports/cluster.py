@@ -14,6 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from runner.core.model import ClusterRefusal
 from runner.ports.provider import Connection
 
 MAX_REPORTED = 1000  # requests of one session that are reported one by one: an agent could make millions
@@ -35,8 +36,7 @@ class ClusterRequest(Struct, frozen=True):
     """One request and its answer, or ``count`` similar ones, in which case ``resource`` is empty.
 
     ``verb`` and ``resource`` are the API's: ``get``, ``pods/log``, ``deployments.apps``; or a path that is not a
-    resource's. ``refusal`` is the reason for which it was answered here and not by the cluster: ``secrets``,
-    ``write``, ``request``, ``impersonation``, ``busy``, or ``cluster`` when that failed.
+    resource's. ``refusal`` is the reason for which it was answered here and not by the cluster.
     """
 
     verb: str
@@ -44,7 +44,7 @@ class ClusterRequest(Struct, frozen=True):
     namespace: str
     status: int
     seconds: float
-    refusal: str | None = None
+    refusal: ClusterRefusal | None = None
     count: int = 1
 
 

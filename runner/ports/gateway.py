@@ -15,7 +15,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from runner.core.model import Budget, Outcome, Usage
+from runner.core.model import Budget, ModelRefusal, Outcome, Usage
 from runner.ports.provider import Connection
 
 
@@ -33,16 +33,6 @@ class Api(StrEnum):
     def base_path(self) -> str:
         """The path at the end of its base URL."""
         return "/v1" if self is Api.OPENAI else ""
-
-
-class ModelRefusal(StrEnum):
-    """The reason for which the gateway answered a request itself."""
-
-    PATH = "path"  # the API has no such call, or it is not forwarded
-    REQUEST = "request"  # malformed, too large, or would make the provider use the network
-    MODEL = "model"
-    BUDGET = "budget"
-    GATEWAY = "gateway"  # the provider could not be reached, or stalled
 
 
 class ModelGrant(Struct, frozen=True):

@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl, unquote
 
 import pytest
 
-from runner.cluster.requests import ClusterRefusal, parse_request
+from runner.cluster.requests import parse_request
+from runner.core.model import ClusterRefusal
 
 READ = "get list watch"
 

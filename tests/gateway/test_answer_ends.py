@@ -9,10 +9,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from runner.core.model import Reason
+from runner.core.model import ModelRefusal, Reason
 from runner.events.events import Event, WarningIssued
 from runner.gateway.meter import MAX_EVENT
-from runner.ports.gateway import Api, ModelRefusal
+from runner.ports.gateway import Api
 from runner.steps.agent.model import tell_silence
 from tests.support.gateway_wire import CALLS, Provider, Said, open_line, request, stream
 

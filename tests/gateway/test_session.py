@@ -16,11 +16,11 @@ from _pytest.mark import ParameterSet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.core.errors import WorkspaceLost
-from runner.core.model import Budget, Reason, Usage
+from runner.core.model import Budget, ModelRefusal, Reason, Usage
 from runner.gateway.backoff import MAX_WAIT, MAX_WAIT_UNREACHED
 from runner.gateway.session import MAX_BROKEN, MAX_FREE_REPORTED
 from runner.network.http import LARGE_BODY, MAX_BODY
-from runner.ports.gateway import Api, ModelRefusal
+from runner.ports.gateway import Api
 from tests.support.gateway_wire import (
     CALLS,
     KEY,

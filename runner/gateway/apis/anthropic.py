@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from runner.core.model import Reason
+from runner.core.model import ModelRefusal, Reason
 from runner.gateway.api import Api, Call, Counts, End, Kind, end_of, failed_end, inner, objects, reason_of, whole
-from runner.ports.gateway import ModelRefusal
 
 _TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 502: "api_error"}
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_", "tool_search_tool_")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from runner.core.model import Reason
+from runner.core.model import ModelRefusal, Reason
 from runner.gateway.api import (
     MAX_MODEL,
     Api,
@@ -24,7 +24,6 @@ from runner.gateway.api import (
     reason_of,
     whole,
 )
-from runner.ports.gateway import ModelRefusal
 
 _CALL = re.compile(rf"/v1(?:beta)?/models/([\w.-]{{1,{MAX_MODEL}}}):(\w+)", re.ASCII)
 _KINDS = {"generateContent": Kind.ANSWER, "streamGenerateContent": Kind.ANSWER, "countTokens": Kind.COUNT}

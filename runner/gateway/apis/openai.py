@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from runner.core.model import Reason
+from runner.core.model import ModelRefusal, Reason
 from runner.gateway.api import Api, Call, Counts, End, Kind, end_of, failed_end, inner, objects, reason_of, whole
-from runner.ports.gateway import ModelRefusal
 
 _CODES = {
     ModelRefusal.MODEL: "model_not_allowed",

@@ -139,7 +139,6 @@ async def tell_silence(session: ModelSession, step: str, tell: Callable[[ev.Even
 
 
 def _asked(exchange: ModelRequest, step: str) -> ev.ModelRequestFinished:
-    refusal = exchange.refusal.value if exchange.refusal is not None else None
     return ev.ModelRequestFinished(
         step,
         exchange.call,
@@ -151,5 +150,5 @@ def _asked(exchange: ModelRequest, step: str) -> ev.ModelRequestFinished:
         exchange.seconds,
         exchange.usage,
         exchange.estimated,
-        refusal,
+        exchange.refusal,
     )
