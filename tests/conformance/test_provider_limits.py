@@ -13,9 +13,9 @@ import trio
 from runner.core.model import Limits
 from runner.sandbox.cgroup import locate
 from tests.support.guest_driver import marked
-from tests.support.providers import DOCKER, GVISOR, LOCAL, Place, inhabitants, read_until
+from tests.support.providers import DOCKER, GVISOR, LOCAL, VOLUMES, Place, inhabitants, read_until
 
-KINDS = (LOCAL, DOCKER, GVISOR)
+KINDS = (LOCAL, DOCKER, VOLUMES, GVISOR)
 
 
 @pytest.mark.scenario("LIF-16", only="provider")

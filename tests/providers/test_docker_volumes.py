@@ -83,8 +83,12 @@ def write(project: Project, script: str, *, workspace: str = "", run: str = "") 
     project.script(script, provider="docker", workspace=f"{REPO}\n{image}\n{workspace}", run=run)
 
 
+@pytest.mark.scenario("ISO-04", only="elsewhere")
+@pytest.mark.scenario("ISO-09", only="elsewhere")
+@pytest.mark.scenario("BEY-05", only="elsewhere")
 def test_a_whole_run_works_there_as_anywhere(project: Project, elsewhere: Callable[[], Daemon]) -> None:
     script = """
+        test "$(pwd)" = /workspace && cd ../.. && test "$(pwd)" = / && test ! -e "$OUTSIDE" && cd /workspace || exit 1
         test "$(id -u)" != 0 && test -x run.sh && test "$(cat link)" = kept || exit 1
         cat made-by-setup "$HOME/of-setup"
         rm gone; mkdir b; echo new > b/new; chmod +x b/new; ln -s new b/link; echo more >> a/kept
@@ -94,10 +98,17 @@ def test_a_whole_run_works_there_as_anywhere(project: Project, elsewhere: Callab
     setup = 'setup_commands: ["echo setup > made-by-setup; echo home > ~/of-setup"]'
     verify = "verify: {report: {path: report.md}, files: {required: [b/new]}, commands: [{run: [sh, -c, "
     verify += "'test -x b/new && test ! -e gone && echo built > built'], timeout: 60s}]}"
+    script = script.replace("$OUTSIDE", str(project.home))
     write(project, script, workspace=setup, run=f"snapshot: {{message: work}}\n{verify}")
     elsewhere()
 
     record = project.succeed()
+
+    (seen,) = [event for event in project.events(record) if event["type"] == "IsolationObserved"]
+    assert seen["step"] == "agent"
+    assert seen["isolation"]["interfaces"] == ["lo"]
+    assert seen["isolation"]["limits"]["memory_bytes"] == 4 << 30
+    assert seen["isolation"]["capabilities"] == "none"
 
     assert project.logs("agent").splitlines() == ["setup", "home", "closed"]
     repository = project.folder / "repo"
@@ -129,6 +140,7 @@ def test_a_protected_path_that_was_changed_is_not_published_and_the_plan_says_ho
     assert [(v["path"], v["rule"]) for v in record["violations"]] == [("a", "protected-changed")]
 
 
+@pytest.mark.scenario("LIF-17", only="elsewhere")
 def test_limits_hold_there_and_who_exceeds_them_is_told(project: Project, elsewhere: Callable[[], Daemon]) -> None:
     limits = "resource_limits: {memory: 64M, cpu: '0.5', pids: 64}"
     write(project, "tail /dev/zero", workspace=limits)
@@ -155,6 +167,30 @@ def test_work_of_a_killed_runner_is_fetched_and_saved(project: Project, elsewher
 
     assert done.code == 0, done.out + done.err
     assert "+work" in project.runner("runs", "patch", "last").out
+
+
+@pytest.mark.scenario("LIF-08", only="elsewhere")
+@pytest.mark.scenario("LIF-11", only="elsewhere")
+@pytest.mark.scenario("LIF-12", only="elsewhere")
+def test_a_workspace_stops_comes_back_with_its_files_and_goes(
+    project: Project, elsewhere: Callable[[], Daemon]
+) -> None:
+    elsewhere()
+    name = project.json("workspace", "create", "--provider", "docker", "--image", dockerd.IMAGE)["id"]
+    done = project.runner("workspace", "exec", name, "--", "sh", "-c", "echo work > made; echo home > ~/mine")
+    assert done.code == 0, done.err
+
+    used = project.json("workspace", "show", name)["used"]
+    assert project.runner("workspace", "stop", name).code == 0
+    stopped = project.json("workspace", "show", name)
+    assert project.runner("workspace", "resume", name).code == 0
+    seen = project.runner("workspace", "exec", name, "--", "sh", "-c", "cat made ~/mine")
+    gone = project.runner("workspace", "destroy", name)
+
+    assert (stopped["status"], stopped["used"] >= used) == ("stopped", True)
+    assert (seen.code, seen.out) == (0, "work\nhome\n")
+    assert gone.code == 0, gone.err
+    assert name in gone.out
 
 
 def test_a_volume_that_somebody_removed_is_missed(project: Project, elsewhere: Callable[[], Daemon]) -> None:

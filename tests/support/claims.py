@@ -7,7 +7,8 @@
   test makes no ``FakeProvider``, nor a store in memory when the scenario is about what is stored (``STORED``), and a
   parameter that names one of them carries no mark.
 * A mark's id is claimed, and its part is one that the claim names. ``only="provider"`` is the provider that the test is
-  given; a variation of one, as by an ordinary user, shows no part. What is expected to fail carries no mark.
+  given, ``only="elsewhere"`` the daemon; a variation of one, as by an ordinary user, shows no part. What is expected to
+  fail carries no mark.
 * A claim of parts needs a passing test for each. ``all`` needs one for each part that any mark of the id names, a mark
   without a part included. Nightly tests show nothing of a claim, and what is skipped shows nothing in the CI.
 
@@ -29,7 +30,7 @@ from runner.store.memory import MemoryStore
 from tests.support.fake_provider import FakeProvider
 
 FOLDER = Path(__file__).parents[1]
-PROVIDERS = {"local", "docker", "gvisor"}
+PROVIDERS = {"local", "docker", "docker-user", "docker-remote", "gvisor"}
 PURE = {"compiler", "core", "lifecycle", "manifest", "plan", "policy", "report", "spec", "triage"}
 STAND_INS = {"fake", "memory"}  # as parameters
 STORED = {"BEY-09", "BEY-10", "LIF-04", "WSM-06", *(f"WSM-{number:02}" for number in range(8, 14))}  # of the store
@@ -109,9 +110,9 @@ def part_of(mark: pytest.Mark, params: Mapping[str, Any]) -> str | None:
     if any(isinstance(value, str) and value in STAND_INS for value in params.values()):
         return None
     part: str = mark.kwargs.get("only", "")
-    if part != "provider":
+    if part not in ("provider", "elsewhere"):
         return part
-    return params["provider"] if params["provider"] in PROVIDERS else None
+    return params[part] if params[part] in PROVIDERS else None
 
 
 def _marks(item: pytest.Item) -> Iterator[Mark]:

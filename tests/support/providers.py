@@ -173,6 +173,8 @@ def inhabitants(handle: Handle) -> list[int]:
     """The living processes of all containers that a workspace has had, of whatever user."""
     noted = handle.private / "system" / "containers"
     containers = noted.read_text().split() if noted.exists() else []
+    if not containers and handle.provider == DOCKER:
+        containers = dockerd.containers(handle.id)
 
     def belongs(pid: int) -> bool:
         return any(container in container_init.membership(pid) for container in containers) and alive(pid)
