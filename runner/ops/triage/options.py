@@ -101,7 +101,7 @@ def read_request(given: Mapping[str, Any], settings: Settings, read: Callable[[]
     directory = NOWHERE if nowhere else incident_directory(options.get("workspace"), settings)
     check_names("--namespace", {"namespace": options.get("namespace")})
     check_names("--alert" if "alert" in options else "--resource", incident or {})
-    agent = _agent(options.get("agent", TriageRequest.agent))
+    agent = _agent(options.get("agent", TriageRequest(NOWHERE).agent))
     model = options.get("model") or (env.get("CLAUDE_MODEL") if agent == "claude" else None)
     triage = TriageRequest(
         directory,

@@ -69,7 +69,7 @@ def flip(project: Project) -> None:
     fold_log(project)
     path = state(project) / "state.db"
     content = bytearray(path.read_bytes())
-    at = content.rindex(b'{"step":')
+    at = content.rindex(b'{"type":')
     content[at] ^= 0x08
     path.write_bytes(content)
 
