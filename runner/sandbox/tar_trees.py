@@ -37,7 +37,7 @@ class Source:
 
 def write_tar(sources: Iterable[Source], out: IO[bytes]) -> None:
     """Write sources as one archive. Raises ``OSError``."""
-    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_CHUNK, errorlevel=2) as archive:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for source in sources:
             if source.content is not None:
                 _add_content(archive, source)
@@ -104,7 +104,7 @@ def read_tar(
     ``most`` bytes.
     """
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK, errors="surrogateescape") as archive:
+        with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
             _Receiver(to, most, without, check).receive(archive)
     except tarfile.TarError as error:
         raise ProviderFailed(f"the files of a workspace cannot be read: {error}") from error
