@@ -11,7 +11,6 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -26,13 +25,17 @@ _KEPT_MODE = 0o777  # commands cannot give a file more on any provider that has 
 
 @dataclass(frozen=True)
 class Source:
-    """A file or directory of this host, or ``content``, that goes to ``name`` in an archive with the owner ``uid``."""
+    """A tree of this host, or ``content``, that goes to ``name`` in an archive with the owner ``uid``.
+
+    With ``only``, just the entries with these names relative to the tree go.
+    """
 
     name: str
     path: Path
     uid: int
     mode: int | None = None
     content: bytes | None = None
+    only: frozenset[str] | None = None
 
 
 def write_tar(sources: Iterable[Source], out: IO[bytes]) -> None:
@@ -42,8 +45,9 @@ def write_tar(sources: Iterable[Source], out: IO[bytes]) -> None:
             if source.content is not None:
                 _add_content(archive, source)
             else:
-                for path, name in _walk(source.path, source.name):
-                    _add(archive, path, name, source.uid)
+                for path, name in _walk(source.path):
+                    if source.only is None or name in source.only:
+                        _add(archive, path, source.name + name, source.uid)
 
 
 def _add_content(archive: tarfile.TarFile, source: Source) -> None:
@@ -55,9 +59,9 @@ def _add_content(archive: tarfile.TarFile, source: Source) -> None:
     archive.addfile(entry, BytesIO(source.content))
 
 
-def _walk(top: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the name of everything in a tree, each directory before what is in it."""
-    waiting = [(os.fspath(top), name)]
+def _walk(top: Path) -> Iterator[tuple[str, str]]:
+    """Yield everything in a tree, a directory before what is in it: the path, and ``/a/b`` or nothing for the top."""
+    waiting = [(os.fspath(top), "")]
     while waiting:
         path, name = waiting.pop()
         yield path, name
@@ -85,13 +89,14 @@ def _add(archive: tarfile.TarFile, path: str, name: str, uid: int) -> None:
     archive.addfile(entry)
 
 
-def stamp(top: Path) -> str:
-    """Compute a digest that differs once anything in a tree was changed; no file is read."""
-    digest = sha256()
-    for path, name in sorted(_walk(top, "")):
+def stamps(top: Path) -> dict[str, str]:
+    """Return a text for each entry of a tree that differs once the entry was changed; no file is read."""
+    found = {}
+    for path, name in _walk(top):
         s = os.lstat(path)
-        digest.update(f"{s.st_mode} {s.st_ino} {s.st_size} {s.st_ctime_ns} ".encode() + os.fsencode(name) + b"\0")
-    return digest.hexdigest()
+        same = "" if stat.S_ISDIR(s.st_mode) else f" {s.st_ino} {s.st_size} {s.st_ctime_ns}"
+        found[name] = f"{s.st_mode:o}{same}"
+    return found
 
 
 def read_tar(

@@ -36,7 +36,7 @@ from runner.sandbox.docker_api import Engine
 from runner.sandbox.docker_facts import check_machine, image_volumes, missing_limits, tmp_bytes, versions_of
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
 from runner.sandbox.sandbox_layout import ENV, PATHS, group, passwd
-from runner.sandbox.tar_trees import Source, read_tar, stamp, write_tar
+from runner.sandbox.tar_trees import Source, read_tar, stamps, write_tar
 
 UID = 1000  # of commands
 MOST = 16 << 30  # bytes that are fetched of a workspace without a disk limit
@@ -229,20 +229,25 @@ class VolumeDocker:
         """Bring volumes up to date, and return a container that has them all and never starts."""
         labels = self._labels(handle)
         there = set(await self._engine.volumes(labels))
-        stamps = await trio.to_thread.run_sync(_stamps, [volume for volume in volumes if volume.kept])
-        stale = [v for v in volumes if v.name not in there or (v.kept and stamps[v.name] != mirror.stamps.get(v.name))]
-        for volume in stale:
-            if volume.name in there:
-                await self._engine.remove_volume(volume.name)
-            await self._engine.make_volume(volume.name, labels)
+        now = await trio.to_thread.run_sync(_stamps, [volume for volume in volumes if volume.kept])
+        for volume in volumes:
+            if volume.kept and mirror.stamps.get(volume.name, {}).keys() - now[volume.name].keys():
+                await self._engine.remove_volume(volume.name)  # an archive cannot remove what is gone here
+                there.discard(volume.name)
+            if volume.name not in there:
+                await self._engine.make_volume(volume.name, labels)
         carrier = await self._carrier(handle, volumes)
-        await self._put(carrier, stale)
-        mirror.same(stamps)
+        await self._put(carrier, [volume for volume in volumes if volume.name not in there])
+        for volume in volumes:
+            if volume.kept and volume.name in there:
+                before = mirror.stamps.get(volume.name, {}).items()
+                await self._put(carrier, [volume], frozenset(name for name, _ in now[volume.name].items() - before))
+        mirror.same(now)
         return carrier
 
-    async def _put(self, carrier: str, volumes: Sequence[Volume]) -> None:
-        sources = [Source(_place(volume).lstrip("/"), volume.source, UID) for volume in volumes]
-        if sources:
+    async def _put(self, carrier: str, volumes: Sequence[Volume], only: frozenset[str] | None = None) -> None:
+        sources = [Source(_place(volume).lstrip("/"), volume.source, UID, only=only) for volume in volumes]
+        if sources and only != frozenset():
             await self._engine.put(carrier, "/", partial(write_tar, sources))
 
     async def _carrier(self, handle: Handle, volumes: Sequence[Volume]) -> str:
@@ -338,13 +343,13 @@ class Mirror:
             found = json.loads(self._file.read_text())
         except OSError:
             found = {}
-        self.stamps: dict[str, str] = found.get("stamps", {})
+        self.stamps: dict[str, dict[str, str]] = found.get("stamps", {})
         self.ahead: bool = found.get("ahead", False)
 
     def daemon_is_ahead(self) -> None:
         self._write({"ahead": True})
 
-    def same(self, stamps: Mapping[str, str]) -> None:
+    def same(self, stamps: Mapping[str, dict[str, str]]) -> None:
         self.stamps = dict(stamps)
         self._write({"stamps": self.stamps})
 
@@ -396,7 +401,10 @@ def _volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
         return Volume(named(secrets.token_hex(6)), source, target, writable=writable, passing=True)
 
     def sent_once(source: Path, target: str) -> Volume:
-        return Volume(named(sha256(f"{target} {stamp(source)}".encode()).hexdigest()[:12]), source, target)
+        content = sorted(stamps(source).items())
+        return Volume(
+            named(sha256(f"{target} {content}".encode(errors="surrogateescape")).hexdigest()[:12]), source, target
+        )
 
     tree = kept("tree", handle.tree, PATHS.workspace)
     if spec.tree is not None or not spec.tree_writable:
@@ -416,8 +424,8 @@ def _volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
     ]
 
 
-def _stamps(volumes: Sequence[Volume]) -> dict[str, str]:
-    return {volume.name: stamp(volume.source) for volume in volumes}
+def _stamps(volumes: Sequence[Volume]) -> dict[str, dict[str, str]]:
+    return {volume.name: stamps(volume.source) for volume in volumes}
 
 
 def _place(volume: Volume) -> str:

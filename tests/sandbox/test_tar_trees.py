@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.errors import ProviderFailed
-from runner.sandbox.tar_trees import Source, read_tar, stamp, write_tar
+from runner.sandbox.tar_trees import Source, read_tar, stamps, write_tar
 from tests.support.folder_contents import everything
 
 Member = tuple[str, bytes, str]  # its name, its type in an archive, its content or target
@@ -77,14 +77,25 @@ def test_what_is_the_same_already_is_not_written_again_and_what_is_gone_is_remov
     tree = tmp_path / "tree"
     receive(archive(file("same"), file("other"), folder("d"), file("d/gone"), link("l", "x"), file("becomes")), tree)
     before = {name: (tree / name).lstat().st_ino for name in ("same", "l")}
-    first = stamp(tree)
+    first = stamps(tree)
     receive(archive(file("same"), file("other", "new"), link("l", "x"), folder("becomes"), file("becomes/dir")), tree)
     assert {name: (tree / name).lstat().st_ino for name in ("same", "l")} == before
     assert (tree / "other").read_text() == "new"
     assert (tree / "becomes" / "dir").read_text() == "text"
     assert not (tree / "d").exists()
-    assert stamp(tree) != first
-    assert stamp(tree) == stamp(tree)
+    now = stamps(tree)
+    assert {name for name in first.keys() | now.keys() if first.get(name) != now.get(name)} == {
+        *("/other", "/d", "/d/gone", "/becomes", "/becomes/dir"),
+    }
+
+
+def test_only_what_is_named_is_sent(tmp_path: Path) -> None:
+    receive(archive(folder("d"), file("d/x"), file("d/y"), file("z")), tmp_path / "tree")
+    out = io.BytesIO()
+    write_tar([Source("top", tmp_path / "tree", 1000, only=frozenset({"/d/x"}))], out)
+    out.seek(0)
+    with tarfile.open(fileobj=out) as sent:
+        assert sent.getnames() == ["top/d/x"]
 
 
 def test_the_empty_place_of_a_mount_is_left_out_and_a_full_one_is_not(tmp_path: Path) -> None:
