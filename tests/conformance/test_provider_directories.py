@@ -13,7 +13,7 @@ from runner.core.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed,
 from runner.core.model import Mount
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
 from tests.support.folder_contents import folder, put
-from tests.support.providers import Place, listing, shell
+from tests.support.providers import VOLUMES, Place, listing, shell
 
 ATTEMPTS = [
     ("echo x > d/P", "Read-only file system"),
@@ -149,7 +149,7 @@ async def test_a_toolchain_is_at_its_own_path(place: Place) -> None:
 async def test_a_dependency_is_in_the_tree_and_what_is_written_there_is_thrown_away(
     place: Place, tmp_path: Path
 ) -> None:
-    """Also in a tree that is shown instead, and the directory that it lies in cannot be moved away."""
+    """Also in a tree that is shown instead. The directory that it lies in can be moved away in a volume alone."""
     installed, clean = tmp_path / "installed", tmp_path / "clean"
     put(installed / "left-pad" / "index.js", "pad")
     (clean / "app").mkdir(parents=True)
@@ -167,7 +167,7 @@ async def test_a_dependency_is_in_the_tree_and_what_is_written_there_is_thrown_a
         async with place.open(spec) as workspace:
             said.append(await shell(workspace, f"{script} 2>/dev/null || echo busy"))
 
-    assert said == ["padpadmade\nbusy\n"] * 2
+    assert said == ["padpadmade\n" if place.kind == VOLUMES else "padpadmade\nbusy\n"] * 2
     assert [path.name for path in installed.iterdir()] == ["left-pad"]
     assert not (place.handle.tree / "vendor").exists()
     assert not (clean / "vendor").exists()
