@@ -90,11 +90,13 @@ def collisions(paths: Collection[bytes]) -> Mapping[bytes, bytes]:
 
 
 def parents(paths: Iterable[bytes]) -> set[bytes]:
-    """Every directory above any of the paths, without the root."""
+    """Every directory above any of the paths, without the root of a relative one."""
     above: set[bytes] = set()
     for path in paths:
-        while (path := path.rpartition(b"/")[0]) and path not in above:
-            above.add(path)
+        end = path.rfind(b"/")
+        while end != -1 and path[:end] not in above:
+            above.add(path[:end])
+            end = path.rfind(b"/", 0, end)
     return above
 
 

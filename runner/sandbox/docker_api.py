@@ -10,7 +10,7 @@ from io import RawIOBase
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import trio
 
@@ -59,7 +59,7 @@ class Engine:
 
     async def dial(self) -> tuple[trio.abc.Stream, Callable[[], None]]:
         """Open a connection to the daemon, and return it with what closes it at once. Raises ``OSError``."""
-        where = urlsplit(self.host)
+        where = self._place()
         if where.scheme == "ssh":
             return _dial_by_ssh(self.host, self._environment)
         if where.scheme == "unix":
@@ -75,6 +75,19 @@ class Engine:
     def of(cls, settings: Settings) -> Engine:
         reach = {**settings.reach, **settings.person}
         return cls(settings.docker_host, certificates=settings.docker_certificates, environment=reach)
+
+    def _place(self) -> SplitResult:
+        """Take the address apart. Raises ``ProviderFailed`` for one of no daemon, and for one with a password."""
+        try:
+            place = urlsplit(self.host)
+            if place.scheme == "unix" or (place.scheme in ("tcp", "ssh") and place.hostname and not place.password):
+                return place
+        except ValueError:
+            pass
+        raise ProviderFailed(
+            f"`DOCKER_HOST` is `{without_secrets(self.host)}`: no address of a docker daemon",
+            hint="write it as unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST, without a password",
+        )
 
     @property
     def socket(self) -> Path:
@@ -273,7 +286,9 @@ class Engine:
     async def _call(self, act: Callable[[APIClient], _T], seconds: float) -> _T:
         with trio.move_on_after(seconds):
             return await trio.to_thread.run_sync(self._act, act, limiter=self._limiter, abandon_on_cancel=True)
-        raise ProviderFailed(f"the docker daemon at `{self.host}` has not answered within {seconds:.0f}s")
+        raise ProviderFailed(
+            f"the docker daemon at `{without_secrets(self.host)}` has not answered within {seconds:.0f}s"
+        )
 
     def _act(self, act: Callable[[APIClient], _T]) -> _T:
         from http.client import HTTPException
@@ -296,6 +311,7 @@ class Engine:
             raise unreachable(self, error) from error
 
     def _client(self, timeout: float) -> APIClient:
+        self._place()
         if self.host.startswith("unix:"):
             return self._connected(_ping(self.socket, self.timeout), timeout)
         if self._version is None:

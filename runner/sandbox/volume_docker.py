@@ -335,7 +335,7 @@ class VolumeDocker:
 
 
 class Mirror:
-    """Which side has the newer files of a workspace, on the disk. ``stamps`` are of when both were last the same."""
+    """Note on the disk of which side has the newer files. ``stamps`` are of when both were last the same."""
 
     def __init__(self, handle: Handle) -> None:
         self._file = handle.private / "system" / "mirror.json"

@@ -48,15 +48,17 @@ def test_what_this_host_cannot_limit_is_said_with_its_reason(root_without_other_
     done = root_without_other_users.runner("doctor")
 
     assert done.code == 0
-    assert "    NOT ENFORCED: disk (local limits the disk only of workspaces that root makes)\n" in done.out
+    assert (
+        "    disk: watched from outside, and what goes beyond it is ended "
+        "(local limits the disk only of workspaces that root makes)\n" in done.out
+    )
 
 
-def test_docker_says_first_that_it_needs_root_and_no_group(root_without_other_users: Project) -> None:
-    """An ordinary user was told to join the group, then to start the daemon, then that only root will do."""
+def test_gvisor_alone_says_that_it_needs_root_and_no_group(root_without_other_users: Project) -> None:
     shown = root_without_other_users.runner("doctor").out
 
-    assert "docker needs root here, and membership in the group docker is not enough" in shown
-    assert "systemctl" not in shown
+    assert "gvisor needs root here, and membership in the group docker is not enough" in shown
+    assert "docker needs root" not in shown
 
 
 @ROOT.mark

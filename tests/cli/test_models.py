@@ -327,7 +327,7 @@ async def test_a_cli_that_is_not_there_is_named(project: Project, tools: Path) -
 
     (finding,) = refused.value.findings
     assert (finding.code, refused.value.exit_code) == ("agent.cli-missing", 4)
-    assert finding.message.startswith(f"`gemini` is not on this host: there is none in `{tools}/bin`")
+    assert finding.message.startswith(f"`gemini` is not on this host; looked in `{tools}/bin`")
     assert "`workspace.toolchains`" in str(finding.hint)
     assert not (project.home / "state" / "runs").exists()
 

@@ -261,14 +261,14 @@ def test_whoever_is_killed_at_an_effect_nothing_is_left(docked: Project, who: st
     """The keeper also while it ends, and its successor, or ``recover``, finds what it has left."""
     if who == "keeper":
         total = effects_of(docked, "pool", "warm", str(docked.folder), seconds=8)
-        for number in range(20, total, total // 16):
+        for number in range(20, total, max(1, total // 16)):
             effects_of(docked, "pool", "warm", str(docked.folder), kill_at=number, seconds=8)
             assert recovered(docked) + slots(docked) + leftovers(docked.home) == [], number
         return
     with keeper(docked):
         wait_for_slots(docked, 2)
         total = effects_of(docked, "apply", str(docked.folder))
-        for number in range(20, total, total // 16):
+        for number in range(20, total, max(1, total // 16)):
             wait_for_slots(docked, 2)
             effects_of(docked, "apply", str(docked.folder), kill_at=number)
             assert recovered(docked)[2:] == [], number  # the keeper has its own two still

@@ -205,7 +205,7 @@ def assert_nothing_of_docker(home: Path) -> None:
     with dockerd.session().client() as client:
         found = client.containers(all=True, filters={"label": "runner.product=runner"})
         assert [each for each in found if each["Labels"]["runner.run"] in runs] == []
-        assert not client.volumes()["Volumes"]
+        assert dockerd.volumes(client) == []
     files = [file.read_text() for file in Path("/sys/block").glob("loop*/loop/backing_file") if file.exists()]
     assert [file for file in files if str(home) in file] == []
     handed = Path("/run/runner-docker").glob("*")

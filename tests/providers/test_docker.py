@@ -82,7 +82,7 @@ async def test_what_an_image_asks_for_is_not_heeded(client: APIClient, tmp_path:
     ]
     name = f"runner-wishes-{os.getpid()}"
     _derive(client, name, wishes)
-    before = client.volumes()["Volumes"]
+    before = dockerd.volumes(client)
     provider = DockerProvider(tmp_path, dockerd.host())
     try:
         handle = await workspace_of(provider, image=f"{name}:1")
@@ -97,7 +97,7 @@ async def test_what_an_image_asks_for_is_not_heeded(client: APIClient, tmp_path:
     assert b"PATH=/usr/local/bin:/usr/bin:/bin" in env.stdout
     assert seen.splitlines()[:2] == [str(handle.uid), "/workspace"]
     assert seen.count("Permission denied") == 2
-    assert client.volumes()["Volumes"] == before
+    assert dockerd.volumes(client) == before
 
 
 def _derive(client: APIClient, name: str, changes: list[str]) -> None:

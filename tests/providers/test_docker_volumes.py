@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from runner.safefs import trees
 from tests.support import dockerd
 from tests.support.dockerd import Daemon
 from tests.support.needs import OPENSSL, ROOT
 from tests.support.remote_dockerd import RemoteDaemon, remote_daemon
-from tests.support.situations import REPO, Project, commit, git, open_to_all, step, until, write_files
+from tests.support.situations import REPO, Project, commit, git, leftovers, step, until, write_files
 
 pytestmark = ROOT.mark  # who starts a daemon, and becomes another user
 
@@ -20,10 +23,19 @@ USER = 65534  # in the group of the daemon's socket, and nothing more
 
 
 @pytest.fixture(scope="module")
-def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteDaemon]:
+def homes() -> Iterator[Path]:
+    """A place for projects: pytest's own is closed to other users."""
+    place = Path(tempfile.mkdtemp(prefix="runner-homes-", dir="/tmp"))
+    place.chmod(0o755)
+    yield place
+    place.rmdir()
+
+
+@pytest.fixture(scope="module")
+def remote(homes: Path) -> Iterator[RemoteDaemon]:
     dockerd.DOCKER.require()
     OPENSSL.require()
-    with remote_daemon(dockerd.root(f"remote-{os.getpid()}"), tmp_path_factory.getbasetemp()) as daemon:
+    with remote_daemon(dockerd.root(f"remote-{os.getpid()}"), homes) as daemon:
         yield daemon
 
 
@@ -38,7 +50,6 @@ def _remotely(project: Project, daemon: RemoteDaemon) -> None:
 def _by_group(project: Project, daemon: Daemon) -> None:
     daemon.root.chmod(0o711)
     os.chown(daemon.socket, 0, USER)
-    open_to_all(project.home)
     for top in (project.folder, project.home):
         for path in (top, *top.rglob("*")):
             os.chown(path, USER, USER, follow_symlinks=False)
@@ -46,10 +57,27 @@ def _by_group(project: Project, daemon: Daemon) -> None:
     project.user = USER
 
 
+@pytest.fixture(scope="module")
+def near() -> Iterator[Daemon]:
+    dockerd.DOCKER.require()
+    daemon = Daemon(dockerd.root(f"user-{os.getpid()}"))
+    try:
+        daemon.start()
+        daemon.make_image()
+        yield daemon
+    finally:
+        daemon.stop()
+
+
 @pytest.fixture(params=["docker-user", "docker-remote"])
-def elsewhere(request: pytest.FixtureRequest, project: Project) -> Iterator[Callable[[], Daemon]]:
+def elsewhere(request: pytest.FixtureRequest, project: Project, homes: Path) -> Iterator[Callable[[], Daemon]]:
     """What lets the project use such a daemon, called once its files are there; afterwards the daemon has nothing."""
-    daemon = request.getfixturevalue("remote") if request.param == "docker-remote" else dockerd.session()
+    daemon = request.getfixturevalue("remote" if request.param == "docker-remote" else "near")
+    place = Path(tempfile.mkdtemp(dir=homes))
+    place.chmod(0o755)
+    project.folder, project.home = place / "project", place / "home"
+    project.folder.mkdir()
+    project.home.mkdir()
 
     def use() -> Daemon:
         if isinstance(daemon, RemoteDaemon):
@@ -60,6 +88,9 @@ def elsewhere(request: pytest.FixtureRequest, project: Project) -> Iterator[Call
 
     before = had_by(daemon)
     yield use
+    left = leftovers(project.home)
+    trees.remove(place)
+    assert left == []
     assert had_by(daemon) == before
 
 

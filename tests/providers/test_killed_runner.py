@@ -14,7 +14,7 @@ import trio
 from runner.ports.provider import WorkspaceRequest
 from tests.support.guest_driver import alive, descendants, marked
 from tests.support.needs import ROOT
-from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, inhabitants, living_of, make
+from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, VOLUMES, inhabitants, living_of, make
 
 RUNNER = """
 import sys, trio
@@ -62,7 +62,7 @@ async def test_nothing_outlives_a_killed_runner_and_what_is_left_is_found_and_re
         try:
             assert runner.stdout.readline() == b"ready\n"
             (handle,) = await successor.list_owned("nonce")
-            family = inhabitants(handle) if kind in (DOCKER, GVISOR) else descendants(runner.pid)
+            family = inhabitants(handle) if kind in (DOCKER, VOLUMES, GVISOR) else descendants(runner.pid)
             assert len(marked(mark)) == (0 if kind == GVISOR else 20)  # this host does not see its commands
             assert len(family) > 20
             assert set(marked(mark)) < set(family)

@@ -247,6 +247,12 @@ def containers(workspace: str) -> list[str]:
     return [container["Id"] for container in found]
 
 
+def volumes(client: APIClient) -> list[str]:
+    """The volumes that nobody has labelled: what a container of the provider that mounts directories would leave."""
+    found = client.volumes()["Volumes"] or ()
+    return [volume["Name"] for volume in found if not (volume["Labels"] or {}).get("runner.product")]
+
+
 def first(container: str) -> int:
     """The first process of a container, as this host sees it."""
     with session().client() as client:

@@ -193,6 +193,9 @@ class FakeWorkspace:
         self._running: set[FakeProcess] = set()
         self.paths, self.tree, self.terminated = paths, tree, trio.Event()
 
+    async def refresh(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     def exec(
         self,
         argv: Sequence[str],

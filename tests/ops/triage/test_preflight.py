@@ -135,7 +135,7 @@ async def test_a_model_is_compared_with_what_its_provider_offers(tools: Path, ag
     (wrong,) = await judged(tools, agent, "gpt-6.1-sool", LISTS[agent])
 
     assert (usual.good, usual.text.endswith(" is offered by 127.0.0.1")) == (True, True)
-    assert (wrong.good, wrong.text) == (False, "`gpt-6.1-sool` is none of the 2 models of 127.0.0.1")
+    assert (wrong.good, wrong.text) == (False, "`gpt-6.1-sool` is not one of 2 models of 127.0.0.1")
     assert wrong.hint
 
 
