@@ -12,7 +12,7 @@ import json
 import os
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -146,7 +146,7 @@ class VolumeDocker:
     @asynccontextmanager
     async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
         self._directories.check(handle)
-        what, mirror = _what(handle), Mirror(handle)
+        what = _what(handle)
         await self.retrieve(handle)
         scratch = handle.private / "scratch"
         seen = scratch if spec.tree or not spec.tree_writable else handle.tree
@@ -155,6 +155,7 @@ class VolumeDocker:
             volumes = await trio.to_thread.run_sync(_volumes, handle, spec)
         except FileNotFoundError as error:
             raise WorkspaceLost(f"{what} is gone: `{error.filename}`") from error
+        mirror = Mirror(handle)
         channel, limits = AttachChannel(self._engine, what), DaemonLimits()
         with open_directory(seen) as tree:
             try:
@@ -175,7 +176,7 @@ class VolumeDocker:
                 )
                 try:
                     await channel.prepare(container)
-                    mirror.daemon_is_ahead()
+                    mirror.daemon_is_ahead(volume.name for volume in volumes if volume.kept)
                     await self._engine.start(container)
                     async with self._reach(channel, init, context, what) as workspace:
                         yield workspace
@@ -231,8 +232,9 @@ class VolumeDocker:
         there = set(await self._engine.volumes(labels))
         now = await trio.to_thread.run_sync(_stamps, [volume for volume in volumes if volume.kept])
         for volume in volumes:
-            if volume.kept and mirror.stamps.get(volume.name, {}).keys() - now[volume.name].keys():
-                await self._engine.remove_volume(volume.name)  # an archive cannot remove what is gone here
+            before = mirror.stamps.get(volume.name)
+            if volume.kept and (before is None or before.keys() - now[volume.name].keys()):
+                await self._engine.remove_volume(volume.name)  # an archive cannot remove what is not here
                 there.discard(volume.name)
             if volume.name not in there:
                 await self._engine.make_volume(volume.name, labels)
@@ -240,8 +242,8 @@ class VolumeDocker:
         await self._put(carrier, [volume for volume in volumes if volume.name not in there])
         for volume in volumes:
             if volume.kept and volume.name in there:
-                before = mirror.stamps.get(volume.name, {}).items()
-                await self._put(carrier, [volume], frozenset(name for name, _ in now[volume.name].items() - before))
+                changed = now[volume.name].items() - mirror.stamps[volume.name].items()
+                await self._put(carrier, [volume], frozenset(name for name, _ in changed))
         mirror.same(now)
         return carrier
 
@@ -277,10 +279,11 @@ class VolumeDocker:
             return
         labels = self._labels(handle)
         await self._engine.remove(labels)
-        kept = [volume for volume in await trio.to_thread.run_sync(_volumes, handle, SandboxSpec()) if volume.kept]
+        volumes = await trio.to_thread.run_sync(_volumes, handle, SandboxSpec())
+        kept = [volume for volume in volumes if volume.name in mirror.ahead]
         gone = {volume.name for volume in kept} - set(await self._engine.volumes(labels))
         if gone:
-            mirror.same({})  # the next opening goes on with what is here
+            mirror.lost()
             raise WorkspaceLost(f"somebody removed volume `{min(gone)}` of {_what(handle)} before it was fetched")
         carrier = await self._carrier(handle, kept)
         try:
@@ -335,7 +338,11 @@ class VolumeDocker:
 
 
 class Mirror:
-    """Note on the disk of which side has the newer files. ``stamps`` are of when both were last the same."""
+    """Note on the disk of which side has the newer files.
+
+    ``stamps`` are those of each volume when it and the directory here were last the same. Those that are ``ahead`` have
+    to be fetched.
+    """
 
     def __init__(self, handle: Handle) -> None:
         self._file = handle.private / "system" / "mirror.json"
@@ -344,19 +351,27 @@ class Mirror:
         except OSError:
             found = {}
         self.stamps: dict[str, dict[str, str]] = found.get("stamps", {})
-        self.ahead: bool = found.get("ahead", False)
+        self.ahead: list[str] = found.get("ahead", [])
 
-    def daemon_is_ahead(self) -> None:
-        self._write({"ahead": True})
+    def daemon_is_ahead(self, volumes: Iterable[str]) -> None:
+        """Note that commands may write to these volumes from now on."""
+        self.ahead = [*volumes]
+        self._write()
 
     def same(self, stamps: Mapping[str, dict[str, str]]) -> None:
-        self.stamps = dict(stamps)
-        self._write({"stamps": self.stamps})
+        """Note that these volumes are as here, and that nothing runs."""
+        self.stamps, self.ahead = {**self.stamps, **stamps}, []
+        self._write()
 
-    def _write(self, state: Mapping[str, Any]) -> None:
+    def lost(self) -> None:
+        """Note that only what is here is left."""
+        self.stamps, self.ahead = {}, []
+        self._write()
+
+    def _write(self) -> None:
         part = self._file.with_suffix(".part")
         with part.open("w") as file:
-            json.dump(state, file)
+            json.dump({"stamps": self.stamps, "ahead": self.ahead}, file)
             file.flush()
             os.fsync(file.fileno())
         part.rename(self._file)
