@@ -80,7 +80,7 @@ def test_what_a_provider_declares_is_shown_with_its_reason(project: Project) -> 
     lines = done.out.splitlines()
     assert lines[0] == "process, isolation none"
     at = next(i for i, line in enumerate(lines) if line.startswith("  gap   network"))
-    assert any("declared: process runs commands directly on this host" in line for line in lines[at:])
+    assert any("declared: process gives commands at most a user of their own" in line for line in lines[at:])
     assert any(line.startswith("  pass  descriptors") for line in lines)
 
 
