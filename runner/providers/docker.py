@@ -35,8 +35,17 @@ from runner.sandbox.cgroup import ControlGroups
 from runner.sandbox.container import GUEST, Container, ContainerMounts
 from runner.sandbox.container_init import InitProcess, membership, open_init_process
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.docker_api import TIMEOUT, Engine
-from runner.sandbox.docker_facts import TMP, check_machine, image_volumes, missing_limits, tmp_bytes, versions_of
+from runner.sandbox.docker_api import TIMEOUT, DaemonImages, Engine
+from runner.sandbox.docker_facts import (
+    TMP,
+    check_machine,
+    image_file,
+    image_volumes,
+    missing_limits,
+    read_image,
+    tmp_bytes,
+    versions_of,
+)
 from runner.sandbox.docker_mounts import (
     Cover,
     DaemonStage,
@@ -141,7 +150,7 @@ def mounts_from_here(host: str) -> bool:
         return True  # whose error says more
 
 
-class DockerProvider:
+class DockerProvider(DaemonImages):
     """``host`` and ``timeout`` as for ``Engine``, ``grace`` as for ``LocalProvider``."""
 
     def __init__(
@@ -188,13 +197,6 @@ class DockerProvider:
             )
         return Probe(self.name, True, self._runtime.isolation, missing, versions, needs_image=True)
 
-    async def image(self, name: str) -> str:
-        return str((await self._engine.image(name))["Id"])
-
-    async def labels(self, image: str) -> Mapping[str, str]:
-        labels: Mapping[str, str] | None = (await self._engine.image(image))["Config"].get("Labels")
-        return labels or {}
-
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
@@ -203,7 +205,7 @@ class DockerProvider:
 
         def fill(private: Path) -> None:
             write_system_files(private, private.stat().st_uid)
-            _image_file(private).write_text(json.dumps(found))
+            image_file(private).write_text(json.dumps(found))
 
         await self._directories.prepare(request)
         return await trio.to_thread.run_sync(self._directories.create, request, fill)
@@ -351,7 +353,7 @@ class DockerProvider:
             assert isinstance(prepared.stage, DaemonStage)
             with open_guards(prepared.tree_fd, spec.pinned_paths) as guards:
                 mounts = ContainerMounts()
-                image = self._image(handle)
+                image = read_image(handle)
                 for volume in image["volumes"]:  # else the daemon makes a writable one for each
                     mounts.show(prepared.stage.add_tmpfs(_VOLUME_BYTES, 0), volume, writable=True)
                 if any(mount.target == PATHS.kube for mount in spec.mounts):
@@ -414,14 +416,6 @@ class DockerProvider:
             command_limits=self._runtime.command_limits(handle.limits),
             volume=self._directories.volume(handle),
         )
-
-    def _image(self, handle: Handle) -> Mapping[str, Any]:
-        """Read what ``create`` has stored of the image. Raises ``WorkspaceLost``."""
-        try:
-            found: Mapping[str, Any] = json.loads(_image_file(handle.private).read_text())
-        except OSError as error:
-            raise WorkspaceLost(f"workspace `{handle.id}` is gone: {error}") from error
-        return found
 
     def _labels(self, handle: Handle) -> dict[str, str]:
         """Return the labels of the workspace's containers. Raises ``WorkspaceLost`` when it is gone."""
@@ -493,11 +487,6 @@ def _what(handle: Handle) -> str:
 def _containers(private: Path) -> Path:
     """Return the file with the id of the workspace's container; it exists, empty, before any mount is made."""
     return private / "system" / "containers"
-
-
-def _image_file(private: Path) -> Path:
-    """Return the file in which ``create`` stores what it found out about the image."""
-    return private / "system" / "image.json"
 
 
 def _check_daemon(about: Mapping[str, Any], runtime: ContainerRuntime) -> None:

@@ -51,7 +51,7 @@ class DaemonLimits:
             async with self._guest.exec(request, grace=0) as command:
                 while chunk := await command.stdout.receive_some(1 << 12):
                     text += chunk
-            lines = (line.split(" ", 1) for line in text.decode(errors="replace").splitlines())
+            lines = (line.partition(" ")[::2] for line in text.decode(errors="replace").splitlines())
             self._found = {
                 (f"{name} {rest.split(' ')[0]}" if name in ("memory.events", "memory.oom_control") else name): rest
                 for name, rest in lines

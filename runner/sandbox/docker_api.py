@@ -336,6 +336,19 @@ class Engine:
         return client
 
 
+class DaemonImages:
+    """The part of a provider that has images: those of its daemon."""
+
+    _engine: Engine
+
+    async def image(self, name: str) -> str:
+        return str((await self._engine.image(name))["Id"])
+
+    async def labels(self, image: str) -> Mapping[str, str]:
+        labels: Mapping[str, str] | None = (await self._engine.image(image))["Config"].get("Labels")
+        return labels or {}
+
+
 class _Chunks(RawIOBase):
     """Chunks of bytes as a file."""
 

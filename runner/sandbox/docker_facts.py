@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import posixpath
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from runner.core.errors import ProviderFailed
-from runner.core.model import Feature, Limits
+from runner.core.errors import ProviderFailed, WorkspaceLost
+from runner.core.model import Feature, Handle, Limits
 from runner.guest import binary
 from runner.sandbox.sandbox_layout import PATHS
 
@@ -52,3 +54,17 @@ def image_volumes(image: Mapping[str, Any]) -> list[str]:
 def tmp_bytes(limits: Limits) -> int:
     """Return the size of /tmp: less than the memory limit, or files alone could exhaust it and kill the guest."""
     return _TMP_BYTES if limits.memory_bytes is None else min(_TMP_BYTES, limits.memory_bytes // 2)
+
+
+def image_file(private: Path) -> Path:
+    """Return the file in which ``create`` stores what it found out about the image."""
+    return private / "system" / "image.json"
+
+
+def read_image(handle: Handle) -> Mapping[str, Any]:
+    """Read what ``create`` has stored of the image. Raises ``WorkspaceLost``."""
+    try:
+        found: Mapping[str, Any] = json.loads(image_file(handle.private).read_text())
+    except OSError as error:
+        raise WorkspaceLost(f"workspace `{handle.id}` is gone: {error}") from error
+    return found

@@ -32,8 +32,16 @@ from runner.sandbox.attach_channel import AttachChannel
 from runner.sandbox.container import GUEST, Container, ContainerMounts
 from runner.sandbox.daemon_container import DaemonInit, DaemonLimits
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.docker_api import Engine
-from runner.sandbox.docker_facts import check_machine, image_volumes, missing_limits, tmp_bytes, versions_of
+from runner.sandbox.docker_api import DaemonImages, Engine
+from runner.sandbox.docker_facts import (
+    check_machine,
+    image_file,
+    image_volumes,
+    missing_limits,
+    read_image,
+    tmp_bytes,
+    versions_of,
+)
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
 from runner.sandbox.sandbox_layout import ENV, PATHS, group, passwd
 from runner.sandbox.tar_trees import Source, read_tar, stamps, write_tar
@@ -63,7 +71,7 @@ class Volume:
     passing: bool = False
 
 
-class VolumeDocker:
+class VolumeDocker(DaemonImages):
     """The provider ``docker`` where the daemon sees nothing of this host. ``grace`` as for ``LocalProvider``."""
 
     name = "docker"
@@ -102,13 +110,6 @@ class VolumeDocker:
             watched=frozenset({Feature.PROTECTED_PATHS}),
         )
 
-    async def image(self, name: str) -> str:
-        return str((await self._engine.image(name))["Id"])
-
-    async def labels(self, image: str) -> Mapping[str, str]:
-        labels: Mapping[str, str] | None = (await self._engine.image(image))["Config"].get("Labels")
-        return labels or {}
-
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
@@ -121,7 +122,7 @@ class VolumeDocker:
         try:
             layer = await self._add_guest(handle, str(image["Id"]))
             found = {"image": layer, "volumes": covered}
-            await trio.to_thread.run_sync(_image_file(handle.private).write_text, json.dumps(found))
+            await trio.to_thread.run_sync(image_file(handle.private).write_text, json.dumps(found))
         except BaseException:
             with trio.CancelScope(shield=True), suppress(ProviderFailed, CleanUpIncomplete):
                 await self.destroy(handle)
@@ -134,7 +135,7 @@ class VolumeDocker:
         words = [Source("etc/passwd", guest, 0, content=passwd(UID)), Source("etc/group", guest, 0, content=group(UID))]
         words.append(Source(GUEST.lstrip("/"), guest, 0, 0o755, guest.read_bytes()))
         labels = self._labels(handle)
-        _image_file(handle.private).parent.mkdir(mode=0o700)
+        image_file(handle.private).parent.mkdir(mode=0o700)
         made = await self._make(handle, "image", {"Image": image, "Entrypoint": ["-"]})
         try:
             await self._engine.put(made, "/", partial(write_tar, words))
@@ -206,7 +207,7 @@ class VolumeDocker:
             yield workspace
 
     def _config(self, handle: Handle, volumes: Sequence[Volume]) -> dict[str, Any]:
-        found = _read_image(handle)
+        found = read_image(handle)
         container = Container(
             image=found["image"],
             uid=UID,
@@ -254,7 +255,7 @@ class VolumeDocker:
 
     async def _carrier(self, handle: Handle, volumes: Sequence[Volume]) -> str:
         mounts = [_mount(replace(volume, target=_place(volume), writable=True)) for volume in volumes]
-        image = _read_image(handle)["image"]
+        image = read_image(handle)["image"]
         return await self._make(
             handle, "files", {"Image": image, "Entrypoint": ["-"], "HostConfig": {"Mounts": mounts}}
         )
@@ -462,19 +463,6 @@ def _mount(volume: Volume) -> dict[str, Any]:
 
 def _tmpfs(target: str, size: int, mode: int) -> dict[str, Any]:
     return {"Type": "tmpfs", "Target": target, "TmpfsOptions": {"SizeBytes": size, "Mode": mode}}
-
-
-def _image_file(private: Path) -> Path:
-    return private / "system" / "image.json"
-
-
-def _read_image(handle: Handle) -> Mapping[str, Any]:
-    """Read what ``create`` has stored of the image. Raises ``WorkspaceLost``."""
-    try:
-        found: Mapping[str, Any] = json.loads(_image_file(handle.private).read_text())
-    except OSError as error:
-        raise WorkspaceLost(f"{_what(handle)} is gone: {error}") from error
-    return found
 
 
 def _what(handle: Handle) -> str:

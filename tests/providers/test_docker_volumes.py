@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from runner.core.errors import WorkspaceLost
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.safefs import trees
+from runner.sandbox.volume_docker import Mirror
 from tests.support import dockerd
 from tests.support.dockerd import Daemon
 from tests.support.needs import OPENSSL, ROOT
+from tests.support.providers import GRACE, VOLUMES, make
 from tests.support.remote_dockerd import RemoteDaemon, remote_daemon
 from tests.support.situations import REPO, Project, commit, git, leftovers, step, until, write_files
 
@@ -224,7 +228,9 @@ def test_a_workspace_stops_comes_back_with_its_files_and_goes(
     assert name in gone.out
 
 
-def test_a_volume_that_somebody_removed_is_missed(project: Project, elsewhere: Callable[[], Daemon]) -> None:
+def test_what_was_fetched_outlives_a_volume_that_somebody_removed(
+    project: Project, elsewhere: Callable[[], Daemon]
+) -> None:
     write(project, "", workspace="")
     daemon = elsewhere()
     made = project.json("workspace", "create", "--provider", "docker", "--image", dockerd.IMAGE)
@@ -239,6 +245,24 @@ def test_a_volume_that_somebody_removed_is_missed(project: Project, elsewhere: C
 
     assert (done.code, done.out) == (0, "work\n")  # it had been fetched
     assert project.runner("workspace", "destroy", "--discard", name).code == 0
+
+
+async def test_a_volume_that_was_removed_before_it_was_fetched_is_missed_once(tmp_path: Path) -> None:
+    provider = make(VOLUMES, tmp_path, GRACE)
+    handle = await provider.create(WorkspaceRequest("missed", "run-1", "nonce"))
+    async with provider.open(handle, SandboxSpec()) as workspace:
+        await workspace.run(["sh", "-c", "echo fetched > made"])
+    tree = f"runner-{handle.id}-tree"
+    Mirror(handle).daemon_is_ahead([tree])  # as when the runner is killed
+    with dockerd.session().client() as client:
+        client.remove_volume(tree)
+
+    with pytest.raises(WorkspaceLost, match=f"somebody removed volume `{tree}`"):
+        await provider.retrieve(handle)
+    await provider.retrieve(handle)
+
+    assert (handle.tree / "made").read_text() == "fetched\n"
+    await provider.destroy(handle)
 
 
 def test_a_daemon_that_does_not_answer_is_named_in_time(project: Project, elsewhere: Callable[[], Daemon]) -> None:
