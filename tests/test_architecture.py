@@ -94,7 +94,7 @@ def test_validate_imports_only_what_its_documents_need() -> None:
 
 def test_importing_prints_nothing_and_makes_no_files(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import runner.ops.runs.apply"],
+        [sys.executable, "-c", "import runner.ops.runs.start"],
         capture_output=True,
         cwd=tmp_path,
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},

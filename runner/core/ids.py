@@ -55,6 +55,11 @@ def is_branch(text: str) -> bool:
     )
 
 
+def is_run_id(text: str) -> bool:
+    """Tell whether ``text`` is an id as ``run_id`` makes them."""
+    return len(text) == 12 and not set(text) - set(_ALPHABET)
+
+
 def run_id(entropy: bytes) -> str:
     """Encode twelve characters from at least eight random bytes."""
     number = int.from_bytes(entropy[:8], "big") >> 4

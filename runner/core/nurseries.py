@@ -1,8 +1,7 @@
-"""Nurseries for tasks that serve a block of code and end with it, and a block that signals end in good order."""
+"""Nurseries for tasks that serve a block of code and end with it, and blocks whose errors come out ungrouped."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -27,23 +26,6 @@ async def open_services() -> AsyncIterator[trio.Nursery]:
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
-
-
-@asynccontextmanager
-async def stoppable() -> AsyncIterator[None]:
-    """End the block with an ungrouped ``KeyboardInterrupt`` on a signal, so no command in it outlives the runner."""
-    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with trio.open_signal_receiver(*ending) as received, trio.CancelScope() as scope:
-        async with open_services() as services:
-
-            async def stop() -> None:
-                async for _ in received:
-                    scope.cancel()
-
-            services.start_soon(stop)
-            yield
-    if scope.cancelled_caught:
-        raise KeyboardInterrupt
 
 
 @contextmanager

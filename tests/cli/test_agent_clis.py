@@ -33,12 +33,12 @@ from runner.fake_model.provider import FakeModel, serve_fake_model
 from runner.fake_model.script import Fail, Turn
 from runner.network.http import LARGE_PLACES, Request, Response, serve_http
 from runner.ops.planning.make_plan import make_plan
-from runner.ops.runs.apply import apply
 from runner.ports.agent import ModelAccess
 from runner.ports.gateway import Api
 from runner.steps.agent.model import MODEL_BUSY
 from tests.support import components, dockerd
 from tests.support.needs import AGENTS
+from tests.support.runs import apply
 from tests.support.situations import Project, document, git, outcome_of, write_files
 
 PLACE = components.AGENTS

@@ -10,9 +10,9 @@ import pytest
 
 from runner.core.settings import shipped
 from runner.ops.planning.make_plan import make_plan
-from runner.ops.runs.apply import apply
 from runner.runtime.incident_files import is_latest, keep_earlier, open_log
 from tests.ops.runs.test_recover import kill, run_in_agent
+from tests.support.runs import apply
 from tests.support.situations import Project, document, step
 
 INCIDENT = "incident: {directory: incident}"

@@ -10,10 +10,10 @@ import pytest
 from runner.core.errors import Rejected
 from runner.ops.planning.make_plan import Request, make_plan
 from runner.ops.planning.saved_plan import make_saved_plan, save
-from runner.ops.runs.apply import apply
 from runner.ops.runs.history import find_run
-from runner.ops.runs.resume import plan_resume, resume
+from runner.ops.runs.resume import plan_resume
 from tests.cli.test_models import KEYS, doubled, tools, write
+from tests.support.runs import apply, resume
 from tests.support.situations import Project, document, outcome_of
 
 __all__ = ["tools"]  # a fixture

@@ -24,7 +24,6 @@ from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from runner.ops.planning.make_plan import Request, make_plan
 from runner.ops.planning.saved_plan import make_saved_plan, save
-from runner.ops.runs.apply import apply
 from runner.ports.agent import ModelAccess
 from runner.report.format import usage
 from runner.report.json import record_document
@@ -34,6 +33,7 @@ from runner.report.triage import Header, Result, closing
 from runner.steps.agent.model import MODEL_BUSY, STANDS_FOR_KEY
 from runner.steps.agent.run import UNTESTED
 from tests.support.needs import USERS
+from tests.support.runs import apply
 from tests.support.situations import Project, document, outcome_of
 
 KEYS = {

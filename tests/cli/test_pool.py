@@ -25,11 +25,11 @@ from runner.core.settings import Settings
 from runner.ops.planning.make_plan import make_plan
 from runner.ops.pool.pool import open_pool, pools_of, resize
 from runner.ops.pool.pool import status as look
-from runner.ops.runs.apply import apply
 from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ports.store import PoolRow, Store
 from runner.store.sqlite import Reader, open_reader
 from tests.support import dockerd, effects
+from tests.support.runs import apply
 from tests.support.situations import Project, document, leftovers, outcome_of
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.ops.signals import FATAL
+from runner.cli.signals import FATAL
 from tests.support.situations import REPO, Project, processes_of, step, until
 
 WORK = "echo work > work"

@@ -27,14 +27,16 @@ from tests.support.situations import Done, Project, git, leftovers, processes_of
 # A holder whose lease is short, as no person's ever is.
 SHORT = """
 import sys, trio
-from runner.ops.workspaces.exec import execute
+from runner.cli.streams import descriptor_streams
+from runner.ops.workspaces.exec import CommandCancellation, execute
 from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.core.errors import RunnerError
 from runner.core.settings import current
 
 async def whole():
     async with open_workspace_env(current(), lease_seconds=float(sys.argv[2])) as env:
-        return await execute(env, sys.argv[1], ["sh", "-c", sys.argv[3]], (0, 1, 2))
+        argv = ["sh", "-c", sys.argv[3]]
+        return await execute(env, sys.argv[1], argv, descriptor_streams(0, 1, 2), CommandCancellation())
 
 try:
     code = trio.run(whole)

@@ -26,7 +26,6 @@ from runner.lifecycle.lease import TTL
 from runner.ops.host.state import now_microseconds
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.make_plan import PlanResult, make_plan
-from runner.ops.runs.apply import apply_all
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.recover import recover_runs
 from runner.ports.provider import Provider
@@ -34,6 +33,7 @@ from runner.runtime.context import RunDependencies
 from runner.runtime.lease_holder import LeaseHolder
 from runner.store.sqlite import SqliteStore, open_store
 from tests.support.fake_provider import FakeProvider, Scripted
+from tests.support.runs import apply_in
 from tests.support.situations import Project, leftovers, processes_of
 
 Away = Callable[["Host"], Awaitable[None]]
@@ -67,7 +67,7 @@ class Host:
         return getattr(self.store, name)
 
     async def run(self, planned: PlanResult) -> RunRecord:
-        (record,) = await apply_all(planned, self.settings, self, self.deps, [])
+        (record,) = await apply_in(planned, self.settings, self, self.deps)
         return record
 
     async def recover(self) -> None:

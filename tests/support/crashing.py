@@ -29,11 +29,10 @@ from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.ops.host.state import make_home, now_microseconds
 from runner.ops.planning.make_plan import PlanResult, Request, make_plan
-from runner.ops.runs.apply import apply_all
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.history import find_run
 from runner.ops.runs.recover import recover_runs
-from runner.ops.runs.resume import plan_resume, resume_run
+from runner.ops.runs.resume import plan_resume, start_resumed_in
 from runner.ports.provider import Provider
 from runner.ports.store import Store
 from runner.providers.docker import RUNC, DockerProvider
@@ -43,6 +42,7 @@ from runner.store.sqlite import open_store
 from tests.support import effects
 from tests.support.fake_provider import FakeProvider, Script, Scripted
 from tests.support.forked import load_everything
+from tests.support.runs import apply_in
 
 FAULTS = {"ENOSPC": sqlite3.SQLITE_FULL, "EIO": sqlite3.SQLITE_IOERR}
 SECONDS = 60  # until a fork is given up
@@ -123,11 +123,12 @@ async def _perform(planned: PlanResult, request: dict[str, Any]) -> int:
 async def _in_store(planned: PlanResult, request: dict[str, Any], settings: Settings, store: Store) -> int:
     deps = replace(dependencies_of(settings, store), provider=lambda name: _provider(name, request, settings))
     if request["what"] == "apply":
-        records = await apply_all(planned, settings, store, deps, [])
+        records = await apply_in(planned, settings, store, deps)
         return max(record.exit_code or 0 for record in records)
     if request["what"] == "resume":
         resuming = await plan_resume(await find_run(settings, request["run"]), None, settings)
-        return (await resume_run(resuming, settings, store, deps, [])).exit_code or 0
+        async with start_resumed_in(resuming, settings, store, deps) as handle:
+            return (await handle.wait()).exit_code or 0
     names = ["local", "process"] if request["provider"] == "chain" else [request["provider"]]
     recovery = await recover_runs(settings, store, deps, names, None, dry_run=False)
     return 0 if recovery.clean else 7

@@ -19,13 +19,14 @@ from typing import Any
 
 import trio
 
+from runner.cli.streams import descriptor_streams
 from runner.core.errors import RunnerError
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.ops.host.state import now_microseconds
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.workspaces import workspaces as ws
-from runner.ops.workspaces.exec import execute
+from runner.ops.workspaces.exec import CommandCancellation, execute
 from runner.ops.workspaces.maintenance import complete_changes, sweep
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.store.sqlite import open_store
@@ -79,7 +80,8 @@ async def _do(env: WorkspaceEnv, request: dict[str, Any]) -> int:
             await ws.create(env, ws.WorkspaceOptions(path=Path(theirs) if theirs else None))
         case "exec":
             nothing = os.open(os.devnull, os.O_RDWR)
-            return await execute(env, rows[0].id, ["sh", "-c", "echo work > made"], (nothing, nothing, nothing))
+            streams = descriptor_streams(nothing, nothing, nothing)
+            return await execute(env, rows[0].id, ["sh", "-c", "echo work > made"], streams, CommandCancellation())
         case "stop":
             await ws.stop(env, rows[0].id)
         case "destroy":

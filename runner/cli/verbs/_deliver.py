@@ -39,9 +39,9 @@ def add_arguments(add: Callable[[str, str], ArgumentParser]) -> None:
 
 
 def deliver(stored: StoredRun, args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.cli.signals import run_cancellable
     from runner.core.codec import plain
     from runner.core.sanitize import sanitize
-    from runner.ops.signals import run_cancellable
 
     does = {"branch": _branch, "apply": _apply, "push": _push, "export": _export}[args.what]
     value, text = run_cancellable(partial(does, stored, args, settings))

@@ -109,8 +109,8 @@ def _follow(stored: StoredRun, step: str | None, say: Say | None, settings: Sett
     """Follow a run. Cancelling, as by Ctrl-C, ends the view, never the run."""
     import trio
 
+    from runner.cli.signals import run_cancellable
     from runner.ops.runs.watch import watch
-    from runner.ops.signals import run_cancellable
 
     follower = _Follower(stored, step, say, out)
 

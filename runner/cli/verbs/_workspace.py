@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def run_with_env(settings: Settings, out: Output, work: Callable[[WorkspaceEnv], Awaitable[T]]) -> T:
-    from runner.ops.signals import run_cancellable
+    from runner.cli.signals import run_cancellable
     from runner.ops.workspaces.workspace_lease import open_workspace_env
 
     async def whole() -> T:

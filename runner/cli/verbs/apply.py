@@ -40,21 +40,20 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    return carry_out(args, out)
+    return apply(args, out)
 
 
-def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
+def apply(args: Namespace, out: Output, turns: Path | None = None) -> int:
     """Apply, or with a file of ``turns`` rehearse."""
-    import trio
-
     from runner.cli.plain_view import open_console, show_ends
+    from runner.cli.signals import run_cancellable, stop_at_signals
     from runner.core.errors import UsageError
     from runner.core.settings import current
     from runner.ops.init.quickstart import refuse_installed
     from runner.ops.planning.make_plan import Request, draft_plan
     from runner.ops.planning.saved_plan import make_saved_plan
-    from runner.ops.runs.apply import apply
     from runner.ops.runs.secret_values import make_redactor
+    from runner.ops.runs.start import start_runs
 
     if args.run_key == "":
         raise UsageError("the key of `--run-key` is empty", hint="look at the variable that it comes from")
@@ -78,7 +77,7 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
             return None
         reports.order = tuple(run.name for run in planned.plan.runs)
         async with open_console(out, args.output, planned.plan.runs, settings, quiet=args.quiet) as sink:
-            return await apply(
+            starting = start_runs(
                 planned,
                 settings,
                 [sink, reports],
@@ -87,9 +86,11 @@ def carry_out(args: Namespace, out: Output, turns: Path | None = None) -> int:
                 advise=lambda advice: reports.findings([advice]),
                 redactor=redactor,
             )
+            async with starting as started, stop_at_signals(started.cancel):
+                return await started.wait()
 
     with open_reports(args, out, settings) as reports:
-        records = trio.run(whole, reports)
+        records = run_cancellable(whole, reports)
         if records is None:
             return CANCELLED
         if args.output == "text":

@@ -50,11 +50,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     from functools import partial
 
+    from runner.cli.signals import run_cancellable
     from runner.core.codec import plain
     from runner.core.settings import current
     from runner.ops.host.health import examine
     from runner.ops.host.keys import spend
-    from runner.ops.signals import run_cancellable
 
     settings = current()
     if args.image is not None and args.probe is None:
@@ -83,13 +83,12 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _probe(args: Namespace, settings: Settings, out: Output) -> int:
-    import trio
-
+    from runner.cli.signals import run_cancellable
     from runner.core.codec import plain
     from runner.ops.host.probe import examine_all
     from runner.ops.planning.facts import provider_names
 
-    examined = trio.run(examine_all, settings, [args.probe] if args.probe else provider_names(), args.image)
+    examined = run_cancellable(examine_all, settings, [args.probe] if args.probe else provider_names(), args.image)
     if args.output == "json":
         out.json([{**_object(plain(one)), "holds": one.holds} for one in examined])
     else:

@@ -47,9 +47,9 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _build(args: Namespace, settings: Settings, out: Output) -> int:
+    from runner.cli.signals import run_cancellable
     from runner.core.sanitize import sanitize
     from runner.ops.host import image
-    from runner.ops.signals import run_cancellable
 
     recipe = image.ImageRecipe(args.base, args.tag, args.ca, args.npmrc, args.apt_sources, args.network == "host")
     if args.save_context is not None:
@@ -66,9 +66,9 @@ def _build(args: Namespace, settings: Settings, out: Output) -> int:
 
 
 def _check(args: Namespace, settings: Settings, out: Output) -> int:
+    from runner.cli.signals import run_cancellable
     from runner.core.codec import plain
     from runner.ops.host.image import check
-    from runner.ops.signals import run_cancellable
 
     checked = run_cancellable(lambda: check(settings, args.image))
     if args.output == "json":

@@ -28,8 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    import trio
-
+    from runner.cli.signals import run_cancellable
     from runner.core.errors import UsageError
     from runner.core.settings import current
     from runner.ops.init import begin
@@ -38,14 +37,14 @@ def main(args: Namespace, out: Output) -> int:
     if args.quickstart is not None:
         if args.path != Path() or args.test is not None or args.ci is not None or args.pre_commit:
             raise UsageError("`--quickstart` goes with nothing else", hint="the directory is its value")
-        trio.run(copy_quickstart, args.quickstart, current())
+        run_cancellable(copy_quickstart, args.quickstart, current())
         out.line(f"wrote {args.quickstart}")
         out.line(f"\nNext: runner apply {quote(str(args.quickstart))}")
         return 0
     started = partial(
         begin, args.path, current(), test=args.test, hooks=args.pre_commit, ci_of=args.ci, tell=out.complain
     )
-    begun = trio.run(started)
+    begun = run_cancellable(started)
     for line in _table(_rows(begun)):
         out.line(line)
     for name, text in begun.left.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from shutil import get_terminal_size
@@ -38,8 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    import trio
-
+    from runner.cli.signals import run_cancellable
     from runner.core.errors import Rejected, UsageError
     from runner.core.settings import current
     from runner.manifest import STDIN
@@ -59,13 +57,13 @@ def main(args: Namespace, out: Output) -> int:
     if args.save is not None:
         check_place(args.save)
     request = request_of(args, settings, offline=args.offline)
-    planned = trio.run(partial(draft_plan, path, settings, request))
+    planned = run_cancellable(draft_plan, path, settings, request)
     compared: Sequence[PlanComparison] = ()
     if args.against or args.exit_code or args.output == "text":
-        compared = trio.run(compare, planned, settings, args.against)
+        compared = run_cancellable(compare, planned, settings, args.against)
     missing: Sequence[RunnerError] = ()
     if not args.offline:
-        missing = trio.run(refusals, planned, planned.plan.runs, settings, outside_of(settings))
+        missing = run_cancellable(refusals, planned, planned.plan.runs, settings, outside_of(settings))
     out.findings(planned.warnings)
     _show(planned.plan, compared, missing, args, out)
     if args.save is not None:

@@ -21,4 +21,4 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     if args.run_key is not None:
         args.run_key = f"rehearsal:{args.run_key}"  # an apply with this key must not find it done
-    return apply.carry_out(args, out, args.turns)
+    return apply.apply(args, out, args.turns)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from runner.core.settings import Settings
     from runner.events.record import RunRecord
     from runner.ops.runs.resume import ResumePlan
+    from runner.ports.sink import Sink
 
 SUMMARY = "continue a run at the step that failed, as a new run"
 GROUP = "runs"
@@ -36,8 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    import trio
-
+    from runner.cli.signals import run_cancellable
     from runner.core.model import Status
     from runner.core.sanitize import sanitize
     from runner.core.settings import current
@@ -67,7 +67,7 @@ def main(args: Namespace, out: Output) -> int:
         return record.exit_code or 0
 
     with open_reports(args, out, settings) as reports:
-        return trio.run(whole, reports)
+        return run_cancellable(whole, reports)
 
 
 def _seconds(text: str) -> float:
@@ -93,15 +93,20 @@ async def _carry_on(
 
     from runner.cli.live_view import open_screen
     from runner.cli.plain_view import open_console, show_ends
-    from runner.ops.runs.resume import resume
+    from runner.cli.signals import stop_at_signals
+    from runner.ops.runs.resume import start_resumed
     from runner.ops.triage.place import flags_of
     from runner.plan.model import run_document
     from runner.report import triage
 
+    async def carried_on(*sinks: Sink) -> RunRecord:
+        async with start_resumed(resuming, settings, sinks, redactor=redactor) as run, stop_at_signals(run.cancel):
+            return await run.wait()
+
     notes = [f"note: {note}" for note in resuming.notes]
     if args.output == "json":
         out.outlive()
-        record = await resume(resuming, settings, [reports], redactor=redactor)
+        record = await carried_on(reports)
         _show(record, args.output, out, [])
         return record
     run = run_document(resuming.plan)
@@ -110,11 +115,11 @@ async def _carry_on(
         _print(notes, out)
         headers = {resuming.plan.name: header}
         async with open_screen(out, headers, settings, face=triage, quiet=args.quiet) as screen:
-            record = await resume(resuming, settings, [screen, reports], redactor=redactor)
+            record = await carried_on(screen, reports)
         screen.finish(record)
         return record
     async with open_console(out, "text", [resuming.plan], settings, quiet=args.quiet) as sink:
-        record = await resume(resuming, settings, [sink, reports], redactor=redactor)
+        record = await carried_on(sink, reports)
     _print(notes, out)
     show_ends([record], settings, out)
     return record

@@ -85,9 +85,9 @@ def _attach(stored: StoredRun, args: Namespace, settings: Settings, out: Output)
 
     from runner.cli.live_view import RunView, open_screen
     from runner.cli.plain_view import show_ends
+    from runner.cli.signals import run_cancellable
     from runner.ops.runs.secret_values import make_redactor
     from runner.ops.runs.watch import planned, watch
-    from runner.ops.signals import run_cancellable
     from runner.ops.triage.place import flags_of
     from runner.report import progress, triage
 

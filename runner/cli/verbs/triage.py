@@ -14,12 +14,15 @@ from runner.core.home import run_directory
 from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
     from runner.core.settings import Settings
     from runner.events.record import RunRecord
     from runner.ops.planning.make_plan import PlanResult
+    from runner.ops.runs.start import StartedRuns
     from runner.ops.triage.request import TriageRequest
+    from runner.ports.sink import Sink
 
 SUMMARY = "investigate an incident with an agent, read only, and write a report"
 GROUP = "on call"
@@ -129,15 +132,14 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _check(triage: TriageRequest, settings: Settings, out: Output) -> int:
-    import trio
-
+    from runner.cli.signals import run_cancellable
     from runner.core.codec import plain
     from runner.core.sanitize import sanitize
     from runner.ops.runs.secret_values import make_redactor
     from runner.ops.triage.preflight import preflight
 
     out.clean = make_redactor(settings).text
-    found = trio.run(preflight, triage, settings)
+    found = run_cancellable(preflight, triage, settings)
     if triage.form == "text":
         for one in found:
             mark = {True: "✓", False: "✗", None: "!"}[one.good]
@@ -154,20 +156,19 @@ def _carry_out(
 ) -> RunRecord:
     from functools import partial
 
-    import trio
-
+    from runner.cli.signals import run_cancellable
     from runner.cli.verbs.apply import rehearsal
     from runner.core.errors import ClusterDenied, ClusterUnreachable, CredentialFailed
     from runner.ops.planning.clusters import files_instead
-    from runner.ops.runs.apply import apply
     from runner.ops.runs.secret_values import make_redactor
+    from runner.ops.runs.start import start_runs
     from runner.ops.triage.manifest import manifest_of, store_manifest
     from runner.ops.triage.plan import plan_triage
 
     redactor = make_redactor(settings)
     out.clean = redactor.text
     gateway = rehearsal(args.turns) if args.turns is not None else None
-    start = partial(apply, settings=settings, gateway=gateway, redactor=redactor)
+    start = partial(start_runs, settings=settings, gateway=gateway, redactor=redactor)
     follow = partial(_follow, triage=triage, settings=settings, out=out, quiet=args.quiet, wrote=wrote)
 
     async def whole() -> RunRecord:
@@ -183,7 +184,7 @@ def _carry_out(
         return await follow(planned, partial(start, warnings=[away]))
 
     try:
-        record = trio.run(whole)
+        record = run_cancellable(whole)
     except Rejected as error:
         last = error.findings[-1]
         last.hint = "; ".join((*filter(None, (last.hint,)), "`runner triage --check` shows all that is missing"))
@@ -197,7 +198,7 @@ def _carry_out(
 
 async def _follow(
     planned: PlanResult,
-    start: Callable[..., Awaitable[list[RunRecord]]],
+    start: Callable[..., AbstractAsyncContextManager[StartedRuns]],
     *,
     triage: TriageRequest,
     settings: Settings,
@@ -210,16 +211,21 @@ async def _follow(
 
     from runner.cli.live_view import open_screen
     from runner.cli.plain_view import open_console
+    from runner.cli.signals import stop_at_signals
     from runner.events.events import Recorded, RunStarted
     from runner.ops.triage.place import flags_of
     from runner.plan.model import run_document
     from runner.report import triage as face
     from runner.report.triage import header_of, shown_path
 
+    async def started(*sinks: Sink) -> RunRecord:
+        async with start(planned, sinks=sinks) as runs, stop_at_signals(runs.cancel):
+            (record,) = await runs.wait()
+        return record
+
     if triage.form != "text":
         async with open_console(out, "jsonl", planned.plan.runs, settings) as sink:
-            (record,) = await start(planned, sinks=[sink] if triage.form == "jsonl" else [])
-        return record
+            return await started(*([sink] if triage.form == "jsonl" else []))
     run = run_document(planned.plan.runs[0])
     copied = () if triage.output_dir is None else ("--output-dir", str(triage.output_dir))
     header = replace(header_of(run), flags=flags_of(run, settings) + copied)
@@ -231,6 +237,6 @@ async def _follow(
                 place = shown_path(triage.directory / "incident.json", Path.cwd())
                 screen.lines([f"incident   {place} is new"])
 
-        (record,) = await start(planned, sinks=[screen, tell])
+        record = await started(screen, tell)
     screen.finish(record)
     return record

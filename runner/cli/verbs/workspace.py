@@ -97,10 +97,10 @@ def main(args: Namespace, out: Output) -> int:
 
 
 def _exec(args: Namespace, settings: Settings, out: Output) -> int:
-    import trio
-
+    from runner.cli.signals import run_cancellable, stop_at_signals
+    from runner.cli.streams import descriptor_streams
     from runner.core.errors import UsageError
-    from runner.ops.workspaces.exec import execute
+    from runner.ops.workspaces.exec import CommandCancellation, execute
     from runner.ops.workspaces.workspace_lease import open_workspace_env
 
     argv = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -108,10 +108,12 @@ def _exec(args: Namespace, settings: Settings, out: Output) -> int:
         raise UsageError("there is no command", hint=f"runner workspace exec {args.id} -- COMMAND")
 
     async def whole() -> int:
-        async with open_workspace_env(settings, lambda advice: out.findings([advice])) as env:
-            return await execute(env, args.id, argv, (0, 1, 2))
+        control = CommandCancellation()
+        opening = open_workspace_env(settings, lambda advice: out.findings([advice]))
+        async with opening as env, stop_at_signals(control.stop):
+            return await execute(env, args.id, argv, descriptor_streams(0, 1, 2), control)
 
-    return trio.run(whole)
+    return run_cancellable(whole)
 
 
 def _list(args: Namespace, settings: Settings, out: Output) -> None:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from runner.core.errors import PlatformError, RunnerError, UsageError
 from runner.core.ids import IMAGE_HINT, is_image
 from runner.core.model import Handle, IsolationClass
-from runner.core.nurseries import stoppable
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
@@ -68,11 +67,11 @@ class ProbedProvider(Struct, frozen=True):
 async def examine_all(settings: Settings, names: Sequence[str], image: str | None) -> list[ProbedProvider]:
     """Probe providers one after the other, those with images in ``image``. Raises ``UnknownPlugin``, ``UsageError``.
 
-    Bounded in time. Leaves nothing, also after a signal; then ``KeyboardInterrupt`` is raised.
+    Bounded in time. Leaves nothing, also when it is cancelled.
     """
     if image is not None and not is_image(image):
         raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
-    async with stoppable(), open_workspace_env(replace(settings, workspace_ttl=TTL)) as env:
+    async with open_workspace_env(replace(settings, workspace_ttl=TTL)) as env:
         return [await _examine(env, name, image) for name in names]
 
 

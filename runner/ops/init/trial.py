@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from runner.core.errors import InputError, PlatformError, ProviderUnavailable
 from runner.core.model import Checkout, Exit, Handle, Mount
-from runner.core.nurseries import stoppable
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.git import open_git
@@ -86,13 +85,13 @@ class _Place(Struct, frozen=True):
 async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]) -> list[Trial]:
     """Try ways in turn until one works; return all that were tried. ``tell`` is told of each as it starts.
 
-    Leaves nothing, also after a signal; then ``KeyboardInterrupt`` is raised. Raises ``ProviderUnavailable`` where
+    Leaves nothing, also when it is cancelled. Raises ``ProviderUnavailable`` where
     there can be no sandbox, and what git and the provider raise.
     """
     probe = await open_provider(PROVIDER, settings).probe()
     if not probe.available:
         raise ProviderUnavailable(f"`{PROVIDER}` is not available: {probe.reason}", hint=probe.hint)
-    async with stoppable(), open_workspace_env(replace(settings, workspace_ttl=TTL)) as env:
+    async with open_workspace_env(replace(settings, workspace_ttl=TTL)) as env:
         return await _try_all(env, seen, tell)
 
 

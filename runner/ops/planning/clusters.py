@@ -10,7 +10,6 @@ import trio
 from msgspec.structs import replace
 
 from runner.core.errors import ClusterAway, ClusterDenied, ClusterUnreachable, CredentialFailed, Rejected, RunnerError
-from runner.core.nurseries import stoppable
 from runner.core.settings import Settings
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.triage.request import TriageRequest
@@ -67,7 +66,7 @@ async def check_clusters(plans: Iterable[RunPlan], deps: AgentDependencies, *, r
         except RunnerError as error:
             findings[error.message] = error
 
-    async with stoppable(), trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         for grant in {grant_of(cluster) for cluster in clusters}:
             nursery.start_soon(look, grant)
     if findings:

@@ -41,7 +41,7 @@ from runner.ops.runs.dependencies import dependencies_of, event_writer
 from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.previous_attempt import load_previous_attempt
 from runner.ops.runs.secret_values import resolve_secrets
-from runner.ops.signals import stop_at_signals
+from runner.ops.runs.start import RunHandle
 from runner.plan.keys import digests
 from runner.plan.model import Json, RunPlan, Step
 from runner.ports.sink import Sink
@@ -81,52 +81,58 @@ class ResumePlan(Struct, frozen=True):
         }
 
 
-async def resume(
-    resuming: ResumePlan, settings: Settings, sinks: Sequence[Sink], *, redactor: Redactor | None = None
-) -> RunRecord:
-    """Continue a run and return the record of the new one. Signals stop it as they stop ``apply``.
+@asynccontextmanager
+async def start_resumed(
+    resuming: ResumePlan, settings: Settings, sinks: Sequence[Sink] = (), *, redactor: Redactor | None = None
+) -> AsyncIterator[RunHandle]:
+    """Continue a run as a new one; the block ends when that has ended. Cancelling it is as for ``start_runs``.
 
-    Raises ``RunUnfinished`` while another process continues the same work, and ``WorkMissing``.
+    Raises ``RunUnfinished`` while another process continues the same work, ``WorkMissing``, and ``Rejected``.
     """
     async with open_state(settings) as store:
         with unwrapping_groups():
             deps = dependencies_of(settings, store, redactor=redactor)
-            return await resume_run(resuming, settings, store, deps, sinks)
+            async with start_resumed_in(resuming, settings, store, deps, sinks) as handle:
+                yield handle
 
 
-async def resume_run(
-    resuming: ResumePlan, settings: Settings, store: Store, deps: RunDependencies, sinks: Sequence[Sink]
-) -> RunRecord:
-    """Do what ``resume`` does, with an open store and its dependencies."""
+@asynccontextmanager
+async def start_resumed_in(
+    resuming: ResumePlan, settings: Settings, store: Store, deps: RunDependencies, sinks: Sequence[Sink] = ()
+) -> AsyncIterator[RunHandle]:
+    """Do what ``start_resumed`` does, with an open store and its dependencies."""
     async with _holding(resuming.resumption.kept):
         plan, digest = resuming.plan, resuming.planned.plan.digest
         await refuse(resuming.planned, [plan], settings, deps, reused=resuming.resumption.reused)
-        control = RunCancellation(plan.stop_budget_seconds)
         paths = RunPaths(settings.home, run_id(secrets.token_bytes(8)))
         reused = resuming.resumption.reused
         values = await resolve_secrets(resuming.planned.secrets, [plan], settings, deps.redact, done=reused)
         files = RunFiles(paths.directory, deps.redact.text)
         files.write_plan(plan, digest, plan_inputs_of(resuming.planned, plan, resuming.outputs))
-        async with trio.open_nursery() as signals:
-            await signals.start(stop_at_signals, [control])
+        handle = RunHandle(id=paths.run, plan=plan, control=RunCancellation(plan.stop_budget_seconds), store=store)
+
+        async def carry_on() -> None:
             try:
-                record = await execute_run(
+                handle.record = await execute_run(
                     replace(plan, values={**plan.values, "outputs": resuming.outputs}),
                     digest,
                     id=paths.run,
                     paths=paths,
                     deps=deps,
                     append=event_writer(store, [files, *sinks], deps.redact),
-                    control=control,
+                    control=handle.control,
                     manifests=str(resuming.planned.path.resolve()),
                     resumption=resuming.resumption,
                     secrets=values[plan.name],
                 )
             except RunOver:
-                record = replay(paths.run, await store.events(paths.run))
-            files.write_record(record)
-            signals.cancel_scope.cancel()
-        return record
+                handle.record = replay(paths.run, await store.events(paths.run))
+            files.write_record(handle.record)
+            handle.ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry_on)
+            yield handle
 
 
 @asynccontextmanager

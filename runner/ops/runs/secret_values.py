@@ -15,7 +15,6 @@ import trio
 
 from runner.core.capture import capture
 from runner.core.errors import Rejected, RunnerError, SecretExposed, SecretMissing, UnfitSecret
-from runner.core.nurseries import stoppable
 from runner.core.redact import Redactor, Secret
 from runner.core.settings import Settings
 from runner.plan.model import RunPlan
@@ -104,8 +103,7 @@ def _look(spec: SecretSpec, settings: Settings) -> None:
 
 
 async def _value(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Secret:
-    async with stoppable():
-        value = await _read(spec, settings)
+    value = await _read(spec, settings)
     _check(spec, value)
     redactor.register(spec.name, value)
     return Secret(spec.name, value)

@@ -18,7 +18,6 @@ from runner.cluster.clusters import Clusters
 from runner.core import plugins
 from runner.core.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest
 from runner.core.npm_package import installed_version, pinned_version
-from runner.core.nurseries import stoppable
 from runner.core.settings import Settings
 from runner.gateway.gateway import usable_key
 from runner.manifest.load import defaults
@@ -78,7 +77,7 @@ async def preflight(triage: TriageRequest, settings: Settings) -> list[Preflight
             found[name] = [PreflightCheck(name, False, error.message, error.hint)]
 
     with trio.move_on_after(PATIENCE):
-        async with stoppable(), trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
             for name in checks:
                 nursery.start_soon(one, name)
     told = [checked.text for name in checks if name != "plan" for checked in found[name] if not checked.good]

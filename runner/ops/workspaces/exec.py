@@ -1,19 +1,17 @@
-"""Execute one command in a workspace, with the caller's standard streams and exit status."""
+"""Execute one command in a workspace, with the caller's streams and exit status."""
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import KilledForMemory, ProviderFailed, WorkspaceLost
 from runner.core.model import Exit
 from runner.events.events import OomKilled
-from runner.ops.signals import FATAL
 from runner.ops.workspaces.leases import COMMAND
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv, hold, require_tree
 from runner.ops.workspaces.workspaces import own_workspace, require_ready, use_of, validate
@@ -24,17 +22,41 @@ from runner.ports.store import WorkspaceRow
 OpenSandbox = Callable[[], AbstractAsyncContextManager[Workspace]]
 
 CANCELLED = 130
-_CHUNK = 1 << 20  # bytes
+CHUNK = 1 << 20  # bytes
 _DRAIN = 2.0  # seconds for what is left in the pipes after the command has ended, if a descendant holds them
 
 
-async def execute(env: WorkspaceEnv, text: str, argv: Sequence[str], streams: tuple[int, int, int]) -> int:
-    """Run a command in a workspace and return the exit code that says how it ended.
+class CommandStreams(Struct, frozen=True):
+    """The caller's ends of a command's streams: ``read`` returns input, ``b""`` at its end; the others get output.
 
-    The descriptors ``streams`` are its standard input, output and error; nothing of them is kept. The first signal that
-    would end this process ends the command, with the grace that its provider gives, a second one at once; hanging up
-    ends nothing. Raises ``WorkspaceState`` unless the workspace is ready, ``ForbiddenFiles`` before anything is
-    started, ``LeaseHeld``, and ``LeaseLost`` when the command was ended because somebody else may have the workspace.
+    Nothing of them is kept here.
+    """
+
+    read: Callable[[], Awaitable[bytes]]
+    write_out: Callable[[bytes], Awaitable[None]]
+    write_err: Callable[[bytes], Awaitable[None]]
+
+
+class CommandCancellation:
+    """Stops a command that is being executed: the first call gives it its provider's grace, a second none."""
+
+    def __init__(self) -> None:
+        self.work = trio.CancelScope()
+        self.closing = trio.Event()  # its sandbox, which it has its grace in
+
+    def stop(self) -> None:
+        if self.work.cancel_called:
+            self.closing.set()
+        self.work.cancel()
+
+
+async def execute(
+    env: WorkspaceEnv, text: str, argv: Sequence[str], streams: CommandStreams, control: CommandCancellation
+) -> int:
+    """Run a command in a workspace and return the exit code that says how it ended, 130 when ``control`` stopped it.
+
+    Raises ``WorkspaceState`` unless the workspace is ready, ``ForbiddenFiles`` before anything is started,
+    ``LeaseHeld``, and ``LeaseLost`` when the command was ended because somebody else may have the workspace.
     """
     row = await own_workspace(env.store, text)
     require_ready(row)
@@ -48,7 +70,7 @@ async def execute(env: WorkspaceEnv, text: str, argv: Sequence[str], streams: tu
         await held.write(use_of(env.settings))
         provider, handle = await held.handle()
         sandbox_spec = SandboxSpec(protected=await _protected(env, row))
-        command = _Command(streams)
+        command = _Command(streams, control)
         ended = await command.run(partial(provider.open, handle, sandbox_spec), argv)
         killed = [OomKilled(COMMAND, command.oom_kills)] if command.oom_kills else []
         await held.write(*killed, use_of(env.settings))
@@ -82,43 +104,30 @@ def _code(ended: Exit) -> int:
 
 
 class _Command:
-    """A running command in a sandbox of its own, with the signals that stop it.
+    """A running command in a sandbox of its own.
 
     ``oom_kills`` is how many of its processes the kernel killed for lack of memory, once it has ended.
     """
 
-    def __init__(self, streams: tuple[int, int, int]) -> None:
+    def __init__(self, streams: CommandStreams, control: CommandCancellation) -> None:
         self._streams = streams
-        self._work = trio.CancelScope()
-        self._closing = trio.Event()
+        self._control = control
         self.oom_kills = 0
 
     async def run(self, open_sandbox: OpenSandbox, argv: Sequence[str]) -> Exit | None:
-        """Run the command to its end; ``None`` when a signal stopped it. Nothing of it is left."""
+        """Run the command to its end; ``None`` when it was stopped. Nothing of it is left."""
         ended: Exit | None = None
-        async with trio.open_nursery() as nursery:
-            await nursery.start(self._watch)
-            async with trio.open_nursery() as sandboxes:
-                workspace: Workspace = await sandboxes.start(self._keep, open_sandbox)
-                with self._work:
-                    ended = await self._carry_out(workspace, argv)
-                self._closing.set()
-            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as sandboxes:
+            workspace: Workspace = await sandboxes.start(self._keep, open_sandbox)
+            with self._control.work:
+                ended = await self._carry_out(workspace, argv)
+            self._control.closing.set()
         return ended
-
-    async def _watch(self, task_status: trio.TaskStatus[None]) -> None:
-        with trio.open_signal_receiver(*FATAL, signal.SIGHUP) as received:
-            task_status.started()
-            async for number in received:
-                if number != signal.SIGHUP:
-                    if self._work.cancel_called:
-                        self._closing.set()  # a command that is being stopped has its grace while its sandbox is open
-                    self._work.cancel()
 
     async def _keep(self, open_sandbox: OpenSandbox, task_status: trio.TaskStatus[Workspace]) -> None:
         async with open_sandbox() as workspace:
             task_status.started(workspace)
-            await self._closing.wait()
+            await self._control.closing.wait()
 
     async def _carry_out(self, workspace: Workspace, argv: Sequence[str]) -> Exit:
         async with trio.open_nursery() as nursery:
@@ -127,7 +136,7 @@ class _Command:
             process: Process | None = None
             try:
                 async with workspace.exec(argv) as process:
-                    nursery.start_soon(_feed, self._streams[0], process.stdin)
+                    nursery.start_soon(_feed, self._streams.read, process.stdin)
                     nursery.start_soon(self._copy_both, process, copying, copied)
                     ended = await process.wait()
                     with trio.move_on_after(_DRAIN):
@@ -145,25 +154,23 @@ class _Command:
         """Copy both streams to their end; the command's block closes them."""
         with scope:
             async with trio.open_nursery() as readers:
-                readers.start_soon(_copy, process.stdout, self._streams[1])
-                readers.start_soon(_copy, process.stderr, self._streams[2])
+                readers.start_soon(_copy, process.stdout, self._streams.write_out)
+                readers.start_soon(_copy, process.stderr, self._streams.write_err)
         copied.set()
 
 
-async def _feed(descriptor: int, stdin: Writer) -> None:
+async def _feed(read: Callable[[], Awaitable[bytes]], stdin: Writer) -> None:
     """Copy standard input. A command that does not read it is fine; input read but not taken is lost, as with a
     pipe.
     """
     try:
-        while chunk := await trio.to_thread.run_sync(os.read, descriptor, _CHUNK, abandon_on_cancel=True):
+        while chunk := await read():
             await stdin.send_all(chunk)
         await stdin.aclose()
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         pass
 
 
-async def _copy(stream: Reader, descriptor: int) -> None:
-    while chunk := await stream.receive_some(_CHUNK):
-        left = memoryview(chunk)
-        while left:
-            left = left[await trio.to_thread.run_sync(os.write, descriptor, left, abandon_on_cancel=True) :]
+async def _copy(stream: Reader, write: Callable[[bytes], Awaitable[None]]) -> None:
+    while chunk := await stream.receive_some(CHUNK):
+        await write(chunk)

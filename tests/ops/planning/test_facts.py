@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from runner.core.settings import Settings
 from runner.ops.planning.make_plan import make_plan
-from runner.ops.runs.apply import FRESH_SECONDS, _seen
+from runner.ops.runs.start import FRESH_SECONDS, _seen
 from tests.support.situations import Project
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from runner.cli.signals import run_cancellable
 from runner.core.errors import PushTimedOut, RunUnfinished, UnknownCommit
 from runner.core.model import Status
 from runner.core.settings import Settings
 from runner.ops.runs.deliver import make_branch, push, source_of
 from runner.ops.runs.history import StoredRun, find_run
-from runner.ops.signals import run_cancellable
 from tests.support.folder_contents import folder, put
 from tests.support.situations import Project
 

@@ -16,10 +16,10 @@ from runner.core.redact import Redactor
 from runner.core.settings import Settings
 from runner.ops.planning.make_plan import Request, make_plan
 from runner.ops.runs import secret_values
-from runner.ops.runs.apply import apply
 from runner.ops.runs.secret_values import make_redactor, resolve_secrets
 from runner.report.plan import render_plan
 from tests.support.folder_contents import put
+from tests.support.runs import apply
 from tests.support.situations import Project
 
 VALUE = "s3cr3t-8d7f6g"

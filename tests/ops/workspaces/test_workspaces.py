@@ -15,6 +15,7 @@ import trio
 from msgspec.structs import replace
 
 from runner.artifacts.run_lock import try_lock
+from runner.cli.streams import descriptor_streams
 from runner.core import errors
 from runner.core.model import Handle, Limits
 from runner.core.model import WorkspaceStatus as S
@@ -24,7 +25,7 @@ from runner.lifecycle.lease import REFRESH
 from runner.ops.host.state import see_clock
 from runner.ops.runs.gc import collect
 from runner.ops.workspaces import workspaces as ws
-from runner.ops.workspaces.exec import execute
+from runner.ops.workspaces.exec import CommandCancellation, execute
 from runner.ops.workspaces.leases import break_lease, lease_of, list_leases, release
 from runner.ops.workspaces.maintenance import complete_changes, reap, reaping, sweep, unsteady
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold, open_workspace_env
@@ -88,7 +89,8 @@ async def inside(env: WorkspaceEnv, row: WorkspaceRow, *argv: str, stdin: bytes 
     scratch = env.settings.home.parent
     (scratch / "stdin").write_bytes(stdin)
     with open(scratch / "stdin", "rb") as reading, open(scratch / "stdout", "wb") as writing:
-        code = await execute(env, row.id, argv, (reading.fileno(), writing.fileno(), writing.fileno()))
+        streams = descriptor_streams(reading.fileno(), writing.fileno(), writing.fileno())
+        code = await execute(env, row.id, argv, streams, CommandCancellation())
     return code, (scratch / "stdout").read_bytes()
 
 

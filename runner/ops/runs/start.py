@@ -1,25 +1,28 @@
-"""Apply a plan: run everything in it at once, under a limit, against the store and the adapters of this host."""
+"""Start the runs of a plan at once, under a limit, against the store and the adapters of this host."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import trio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_files import read_account, write_comparisons
 from runner.artifacts.run_lock import is_locked
-from runner.core.errors import Attached, RunExists, RunnerError, RunOver
+from runner.core.errors import Attached, RunExists, RunnerError, RunOver, UsageError
 from runner.core.home import run_directory
-from runner.core.ids import run_id
+from runner.core.ids import is_run_id, run_id
 from runner.core.model import Status
 from runner.core.nurseries import unwrapping_groups
 from runner.core.redact import Redactor
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.engine.execute import execute
 from runner.engine.run import RunCancellation, execute_run, record_skipped_run
@@ -34,7 +37,6 @@ from runner.ops.planning.stored_projects import RECORD
 from runner.ops.runs.attach import follow
 from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
 from runner.ops.runs.secret_values import make_redactor, resolve_secrets
-from runner.ops.signals import stop_at_signals
 from runner.ops.workspaces.maintenance import reaping
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.plan.graph import Graph
@@ -50,24 +52,68 @@ from runner.steps.verify.run import MAX_OUTPUT
 FRESH_SECONDS = 10.0  # that what planning found of a provider is taken for what it is
 
 
-async def apply(
+class RunHandle(Struct, eq=False):
+    """A run that was started.
+
+    ``id`` is its id; where an earlier run has its key, the earlier one's as soon as that shows.
+    """
+
+    id: str
+    plan: RunPlan
+    control: RunCancellation
+    store: Store
+    ended: trio.Event = field(default_factory=trio.Event)
+    record: RunRecord | None = None  # once it has ended
+
+    def cancel(self) -> None:
+        """Stop the run: the first call ends its work, the second its finalize phase as well."""
+        self.control.stop()
+
+    async def wait(self) -> RunRecord:
+        """Return the run's record when it has ended. Cancelling stops the waiting only."""
+        await self.ended.wait()
+        assert self.record is not None
+        return self.record
+
+
+class StartedRuns(Struct, eq=False):
+    """All runs of a plan, by name in plan order; those that wait for others or for room have not begun."""
+
+    runs: Mapping[str, RunHandle]
+
+    def cancel(self) -> None:
+        """Stop every run, as ``RunHandle.cancel`` does; those that have not begun are skipped."""
+        for handle in self.runs.values():
+            handle.cancel()
+
+    async def wait(self) -> list[RunRecord]:
+        """Return the records of all runs when the last has ended. Cancelling stops the waiting only."""
+        return [await handle.wait() for handle in self.runs.values()]
+
+
+@asynccontextmanager
+async def start_runs(
     planned: PlanResult,
     settings: Settings,
-    sinks: Sequence[Sink],
+    sinks: Sequence[Sink] = (),
     *,
     key: str | None = None,
+    ids: Mapping[str, str] | None = None,
     advise: Advise = ignore,
     redactor: Redactor | None = None,
     gateway: Gateway | None = None,
     warnings: Sequence[RunnerError] = (),
-) -> list[RunRecord]:
-    """Execute every run of a plan, as many at once as ``WORKSPACE_MAX`` allows; return their records in plan order.
+) -> AsyncIterator[StartedRuns]:
+    """Start every run of a plan, as many at once as ``WORKSPACE_MAX`` allows; the block ends when all have ended.
 
-    A run whose name and ``key`` the store already has is not started: the first one is followed to its end, and
-    ``advise`` is told. Raises ``Rejected``, before anything is made, when this host lacks something or a secret is
-    missing; ``redactor`` learns all secrets. ``gateway`` replaces the models' gateway, as a rehearsal does.
-    ``warnings`` go into every record. Expired workspaces are removed first. The first signal stops the work of all
-    runs, which then finalize; a second stops that too.
+    ``ids`` are wanted ones, by the name of the run. A run whose name and ``key`` the store already has is not started:
+    the first one is followed to its end, and ``advise`` is told. ``sinks`` are told every event once it is durable.
+    ``gateway`` replaces the models' gateway, as a rehearsal does. ``warnings`` go into every record. Expired workspaces
+    are removed first.
+
+    Raises, before anything is made, ``Rejected`` when this host lacks something or a secret is missing, and
+    ``UsageError`` for an id that is none, or is taken; ``redactor`` learns all secrets. Cancelling the block ends the
+    work of all runs, which then finalize.
     """
     redactor = make_redactor(settings) if redactor is None else redactor
     outside = outside_of(settings, gateway, redactor)
@@ -77,49 +123,60 @@ async def apply(
     async with open_state(settings) as store:
         with unwrapping_groups():
             deps = dependencies_of(settings, store, outside, redactor)
-            async with reaping(WorkspaceEnv(settings, store, deps, advise)):
-                return await apply_all(planned, settings, store, deps, sinks, key=key, advise=advise, warnings=warnings)
+            starting = partial(start_in, planned, settings, store, deps, sinks, key=key, ids=ids, advise=advise)
+            async with reaping(WorkspaceEnv(settings, store, deps, advise)), starting(warnings=warnings) as started:
+                yield started
 
 
-async def apply_all(
+@asynccontextmanager
+async def start_in(
     planned: PlanResult,
     settings: Settings,
     store: Store,
     deps: RunDependencies,
-    sinks: Sequence[Sink],
+    sinks: Sequence[Sink] = (),
     *,
     key: str | None = None,
+    ids: Mapping[str, str] | None = None,
     advise: Advise = ignore,
     warnings: Sequence[RunnerError] = (),
-) -> list[RunRecord]:
-    """Do what ``apply`` does, with an open store and its dependencies."""
+) -> AsyncIterator[StartedRuns]:
+    """Do what ``start_runs`` does, with an open store and its dependencies."""
     deps = replace(deps, seen=partial(_seen, planned))
+    handles = {
+        plan.name: RunHandle(
+            id=await _free_id(ids[plan.name], store) if ids and plan.name in ids else run_id(secrets.token_bytes(8)),
+            plan=plan,
+            control=RunCancellation(plan.stop_budget_seconds),
+            store=store,
+        )
+        for plan in planned.plan.runs
+    }
     values = await resolve_secrets(planned.secrets, planned.plan.runs, settings, deps.redact)
     await _record_projects(planned, store)
-    plans = {plan.name: plan for plan in planned.plan.runs}
-    controls = {plan.name: RunCancellation(plan.stop_budget_seconds) for plan in planned.plan.runs}
-    records: dict[str, RunRecord] = {}
     room = settings.max_workspaces - len(await store.workspaces())
     everything = trio.CapacityLimiter(max(room, 1))  # where there is none, the first run is refused
-    groups = {plan.group: trio.CapacityLimiter(plan.max_parallel or settings.max_workspaces) for plan in plans.values()}
+    most = settings.max_workspaces
+    groups = {plan.group: trio.CapacityLimiter(plan.max_parallel or most) for plan in planned.plan.runs}
 
     async def one(name: str) -> None:
-        plan, control = plans[name], controls[name]
+        handle = handles[name]
+        plan = handle.plan
         async with groups[plan.group], everything:
-            paths = RunPaths(settings.home, run_id(secrets.token_bytes(8)))
+            paths = RunPaths(settings.home, handle.id)
             files = RunFiles(paths.directory, deps.redact.text)
             append = event_writer(store, [files, *sinks], deps.redact)
             digest, rehearsal, manifests = planned.plan.digest, deps.gateway.rehearsal, str(planned.path.resolve())
             try:
                 begin: Callable[..., Awaitable[RunRecord]]
-                if blocker := _blocked(plan, records, control):
+                if blocker := _blocked(handle, handles):
                     outputs: dict[str, dict[str, object]] = {}
                     begin = partial(record_skipped_run, plan, reason=blocker, rehearsal=rehearsal)
                 else:
-                    outputs = outputs_for(plan, plans, records, settings)
+                    outputs = outputs_for(plan, handles, settings)
                     ready = replace(plan, values={**plan.values, "outputs": outputs})
-                    begin = partial(execute_run, ready, paths=paths, deps=deps, control=control, secrets=values[name])
-                    begin = partial(begin, warnings=warnings)
+                    begin = partial(execute_run, ready, paths=paths, deps=deps, control=handle.control)
+                    begin = partial(begin, secrets=values[name], warnings=warnings)
                 files.write_plan(plan, digest, plan_inputs_of(planned, plan, outputs), rehearsal)
                 record = await begin(digest, id=paths.run, append=append, key=key, manifests=manifests)
                 files.write_record(record)
@@ -129,16 +186,26 @@ async def apply_all(
             except RunExists as taken:
                 files.discard()
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
+                handle.id = taken.run
                 held = partial(is_locked, RunPaths(settings.home, taken.run).directory)
-                record = await follow(taken.run, store, sinks, control, now=now_microseconds, is_locked=held)
-            records[name] = record
+                record = await follow(taken.run, store, sinks, handle.control, now=now_microseconds, is_locked=held)
+            handle.record = record
+            handle.ended.set()
 
-    async with trio.open_nursery() as signals:
-        await signals.start(stop_at_signals, list(controls.values()))
-        await execute(Graph({name: plan.needs for name, plan in plans.items()}), one)
-        signals.cancel_scope.cancel()
-    write_comparisons([read_account(records[name], run_directory(settings.home, records[name].id)) for name in plans])
-    return [records[name] for name in plans]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(execute, Graph({plan.name: plan.needs for plan in planned.plan.runs}), one)
+        yield StartedRuns(handles)
+    records = [handle.record for handle in handles.values() if handle.record is not None]
+    write_comparisons([read_account(record, run_directory(settings.home, record.id)) for record in records])
+
+
+async def _free_id(id: str, store: Store) -> str:
+    """Return a wanted id of a run. Raises ``UsageError`` unless it is one, and free."""
+    if not is_run_id(id):
+        raise UsageError(f"`{excerpt(id)}` is not an id of a run", hint="twelve of `0-9 a-z`, without i, l, o and u")
+    if await store.events(id):
+        raise UsageError(f"there is a run `{id}` already", hint="leave the id out, and one is made")
+    return id
 
 
 def _seen(planned: PlanResult, provider: str) -> Probe | None:
@@ -158,24 +225,28 @@ async def _record_projects(planned: PlanResult, store: Store) -> None:
             await store.put_project(ProjectRow(document.name, root, spec.workspace_isolation, protected, manifest))
 
 
-def _blocked(plan: RunPlan, records: Mapping[str, RunRecord], control: RunCancellation) -> str | None:
+def _blocked(handle: RunHandle, handles: Mapping[str, RunHandle]) -> str | None:
     """Say why a run must not start: it was stopped before, or a run that it needs did not succeed."""
-    if control.requested_at is not None:
+    if handle.control.requested_at is not None:
         return "stopped before it began"
-    bad = [need for need in plan.needs if records[need].status is not Status.SUCCEEDED]
-    return f"needs {bad[0]}, which {records[bad[0]].status.value}" if bad else None
+    needed = {need: _record(handles[need]).status for need in handle.plan.needs}
+    bad = [f"needs {need}, which {status.value}" for need, status in needed.items() if status is not Status.SUCCEEDED]
+    return bad[0] if bad else None
 
 
-def outputs_for(
-    plan: RunPlan, plans: Mapping[str, RunPlan], records: Mapping[str, RunRecord], settings: Settings
-) -> dict[str, dict[str, object]]:
+def _record(handle: RunHandle) -> RunRecord:
+    assert handle.record is not None, "the graph starts a run when those that it needs have ended"
+    return handle.record
+
+
+def outputs_for(plan: RunPlan, handles: Mapping[str, RunHandle], settings: Settings) -> dict[str, dict[str, object]]:
     """Return the values of ``outputs.RUN.NAME`` in templates: a file's text, or for a matrix the texts in member
     order.
     """
     found: dict[str, dict[str, object]] = {}
     for need in plan.needs:
-        before = plans[need]
-        kept = RunPaths(settings.home, records[need].id).directory / "output"
+        before = handles[need].plan
+        kept = RunPaths(settings.home, _record(handles[need]).id).directory / "output"
         for name, file in before.outputs.items():
             text = read_beneath(kept, file, MAX_OUTPUT).decode(errors="replace")
             of_group = found.setdefault(before.group, {})
