@@ -11,7 +11,12 @@ import pytest
 from tests.support import dockerd
 from tests.support.forked import FORKS
 
-pytest_plugins = ["tests.support.claims", "tests.support.situations", "tests.support.kubernetes"]
+pytest_plugins = [
+    "runner.testing.plugin",
+    "tests.support.claims",
+    "tests.support.situations",
+    "tests.support.kubernetes",
+]
 
 _skipped: dict[str, list[str]] = defaultdict(list)  # node ids by the reason that was given
 
@@ -36,16 +41,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_agent_image.py")  # it may build an image, beside all others
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
-    """Give a skip inside of trio its reason back: pytest-trio raises it anew without."""
-    error = call.excinfo.value if call.excinfo else None
-    if isinstance(error, pytest.skip.Exception) and isinstance(leaf := error.__context__, BaseExceptionGroup):
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
-        error.msg = str(leaf)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -18,6 +18,7 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"__main__"},
     {"cli", "api"},
     {"ops"},
+    {"testing"},
     {"fake_model"},
     {"providers", "gateway", "cluster", "agents", "git", "store", "artifacts"},
     {"sandbox"},

@@ -135,7 +135,8 @@ def test_a_session_says_what_it_did_not_show(tmp_path: Path, workers: str, ci: s
         "claims.claimed = lambda: {**dict.fromkeys(('WSM-15', 'WSM-16', 'WSM-17', 'WSM-19', 'WSM-21'), 'all'),"
         " 'LIF-25': ['local', 'docker']}\n"
     )
-    options = f"-q -p tests.support.claims -p no:cacheprovider -n {workers} -c {ROOT}/pyproject.toml".split()
+    plugins = "-p runner.testing.plugin -p tests.support.claims -p no:cacheprovider"
+    options = f"-q {plugins} -n {workers} -c {ROOT}/pyproject.toml".split()
     command = [sys.executable, "-m", "pytest", *options, "-m", "not nightly", "--check-scenarios=claims", str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": ci}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from runner.core import compiled_programs
+from runner.testing.outside import groups
 from tests.support import dockerd
 from tests.support.needs import MEMORY, USERS
-from tests.support.situations import IDENTITY, REPO, Project, commit, document, git, groups, step, until
+from tests.support.situations import IDENTITY, REPO, Project, commit, document, git, step, until
 
 
 @pytest.mark.scenario("CFG-04")

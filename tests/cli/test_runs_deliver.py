@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from runner.core.redact import Redactor
+from runner.testing.outside import alive
 from tests.support.bad_input import say
 from tests.support.folder_contents import everything
-from tests.support.guest_driver import alive
 from tests.support.needs import ROOT
 from tests.support.situations import REPO, Project, git, until
 

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from runner.core.model import Feature, Handle, Limits
-from runner.ports.provider import Provider, WorkspaceRequest
 from runner.ports.store import Store
+from runner.sandbox.escapes import KNOWN_GAPS as ESCAPE_GAPS
+from runner.sandbox.volume_docker import UID
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
-from tests.support.guest_driver import marked
-from tests.support.needs import Component
-from tests.support.providers import (
-    FAKE,
-    GRACE,
-    GVISOR,
-    KINDS,
-    ORDINARY,
-    PROCESS,
-    VOLUMES,
-    Place,
-    inhabitants,
-    make,
-    on_host,
-)
+from runner.testing.place import Candidate
+from tests.support.providers import DOCKER, FAKE, GVISOR, KINDS, ORDINARY, PROCESS, SIZED, VOLUMES, inhabitants, make
 
 _FAKE = "nothing is executed"
 _HOST = "commands see this host"
@@ -129,9 +117,6 @@ FAKE_PASSES = {
     "test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused",
 }
 
-NAMES = count()
-
-
 ALWAYS = {
     "test_it_is_available_and_gives_a_reason_for_every_gap",
     "test_a_command_ends_with_its_own_status",
@@ -179,29 +164,48 @@ BY_DAY = {  # of these kinds; the rest is for the night
 }
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every check is for every kind, unless its module has ``KINDS`` of its own; for some of them ``BY_NIGHT``.
+class _AllBut(dict[str, str]):
+    """One reason for every check but some."""
 
-    Checks that are known to fail are for the night as well: there one that passes is heard of soon enough.
-    """
-    if "provider" in metafunc.fixturenames:
-        kinds = getattr(metafunc.module, "KINDS", KINDS)
-        name = metafunc.function.__name__
-        late = [kind for kind in BY_DAY if name not in BY_DAY[kind]]
-        late += [kind for kind in getattr(metafunc.module, "BY_NIGHT", ()) if kind not in BY_DAY]
-        late += [FAKE] if name not in FAKE_PASSES else []
-        late += [PROCESS] if name in _HOST_GAPS else []
-        params = [pytest.param(kind, marks=[*_gaps(kind, name), *_night(kind in late)]) for kind in kinds]
-        metafunc.parametrize("provider", params, indirect=True)
+    def __init__(self, passes: set[str], reason: str) -> None:
+        self._passes, self._reason = passes, reason
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return default if name in self._passes else self._reason
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self._passes
 
 
-def _night(late: bool) -> list[pytest.MarkDecorator]:
+def pytest_runner_candidates() -> Sequence[Candidate]:
+    return [_candidate(kind) for kind in KINDS]
+
+
+def _candidate(kind: str) -> Candidate:
+    escapes = {**ESCAPE_GAPS.get(kind, {})}
+    if kind == ORDINARY and os.geteuid() == 0:
+        escapes["read-only"] = "root plays an ordinary user, and the kernel's settings are root's"
+    return Candidate(
+        name=kind,
+        make=partial(make, kind),
+        gaps=_AllBut(FAKE_PASSES, _FAKE) if kind == FAKE else KNOWN_GAPS.get(kind, {}),
+        escapes=escapes,
+        own_users=kind not in (ORDINARY, VOLUMES),
+        disk_limit=kind in SIZED,
+        pins_parents=kind != VOLUMES,
+        shared_namespaces=("user",) if kind == DOCKER else (),
+        uid=UID if kind == VOLUMES else None,
+        inhabitants=inhabitants,
+        marks=partial(_by_night, kind),
+    )
+
+
+def _by_night(kind: str, name: str, module: ModuleType) -> list[pytest.MarkDecorator]:
+    """Checks that are known to fail are for the night as well: there one that passes is heard of soon enough."""
+    late = name not in BY_DAY[kind] if kind in BY_DAY else kind in getattr(module, "BY_NIGHT", ())
+    late |= kind == FAKE and name not in FAKE_PASSES
+    late |= kind == PROCESS and name in _HOST_GAPS
     return [pytest.mark.nightly] if late else []
-
-
-def _gaps(kind: str, name: str) -> list[pytest.MarkDecorator]:
-    gap = _FAKE if kind == FAKE and name not in FAKE_PASSES else KNOWN_GAPS.get(kind, {}).get(name)
-    return [pytest.mark.xfail(reason=gap, strict=True)] if gap else []
 
 
 OpenOn = Callable[[Callable[[], int]], AbstractAsyncContextManager[Store]]
@@ -219,53 +223,3 @@ def open_on(request: pytest.FixtureRequest, tmp_path: Path) -> OpenOn:
 async def store(open_on: OpenOn) -> AsyncIterator[Store]:
     async with open_on(count(1_000).__next__) as opened:
         yield opened
-
-
-@pytest.fixture
-async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
-    made = make(request.param, tmp_path, GRACE)
-    probe = await made.probe()
-    if not probe.available:
-        Component(f"provider {request.param}", lambda: probe.reason, probe.hint or "").require()
-    return made
-
-
-@pytest.fixture
-async def place(request: pytest.FixtureRequest, provider: Provider, tmp_path: Path) -> AsyncIterator[Place]:
-    """A fresh workspace; afterwards an outside look finds nothing of it."""
-    before = on_host(tmp_path)
-    nonce = "nonce-of-this-store"
-    handle = await provider.create(WorkspaceRequest(f"check-{os.getpid()}-{next(NAMES)}-", "run-1", nonce))
-    made = Place(request.node.callspec.params["provider"], provider, tmp_path, handle, nonce)
-    yield made
-    assert (marked(made.mark), inhabitants(handle)) == ([], [])
-    if handle.tree.exists() or handle.private.exists():
-        await provider.destroy(handle)
-    assert not handle.tree.exists()
-    assert not handle.private.exists()
-    assert [p.name for p in (tmp_path / "sandboxes").iterdir() if handle.id in p.name] == []
-    assert on_host(tmp_path) == before
-
-
-@pytest.fixture
-async def limited(
-    request: pytest.FixtureRequest, provider: Provider, tmp_path: Path
-) -> AsyncIterator[Callable[[Limits], Awaitable[Place]]]:
-    """Makes workspaces with limits; afterwards an outside look finds nothing of them."""
-    made: list[Handle] = []
-    kind = request.node.callspec.params["provider"]
-
-    async def make(limits: Limits) -> Place:
-        missing = (await provider.probe()).missing
-        for feature in (Feature.MEMORY, Feature.CPU, Feature.PIDS):
-            if kind != FAKE:
-                Component(f"limits of {feature}", partial(missing.get, feature)).require()
-        name = f"check-{os.getpid()}-{next(NAMES)}-"
-        made.append(await provider.create(WorkspaceRequest(name, "run-1", "nonce", limits)))
-        return Place(kind, provider, tmp_path, made[-1], "nonce")
-
-    yield make
-    for handle in made:
-        assert marked(handle.id) == []
-        await provider.destroy(handle)
-    assert on_host(tmp_path) == set()

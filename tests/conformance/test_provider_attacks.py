@@ -8,7 +8,8 @@ import trio
 
 from runner.core.model import Exit
 from runner.ports.provider import Workspace
-from tests.support.providers import GUESTS, GVISOR, PROCESS, Place, read_until, scopes_signals
+from runner.testing.place import Place, read_until
+from tests.support.providers import GUESTS, GVISOR, PROCESS, scopes_signals
 
 KINDS = GUESTS
 

@@ -8,8 +8,9 @@ import pytest
 
 from runner.core.model import Limits
 from runner.ports.provider import SandboxSpec
+from runner.testing.place import MIB, Place, shell
 from tests.support.needs import USERS
-from tests.support.providers import DOCKER, GVISOR, LOCAL, MIB, Place, shell
+from tests.support.providers import DOCKER, GVISOR, LOCAL
 
 KINDS = (LOCAL, DOCKER, GVISOR)
 BY_NIGHT = (GVISOR,)

@@ -12,21 +12,10 @@ import trio
 from runner.core.errors import WorkspaceLost
 from runner.core.model import Exit
 from runner.ports.provider import Workspace
+from runner.testing.outside import descendants, fields, living_of, marked
+from runner.testing.place import STUBBORN, Place, carrying, read_until
 from tests.support import dockerd
-from tests.support.guest_driver import descendants, fields, marked
-from tests.support.providers import (
-    DOCKER,
-    GUESTS,
-    GVISOR,
-    PROCESS,
-    STUBBORN,
-    VOLUMES,
-    Place,
-    carrying,
-    inhabitants,
-    living_of,
-    read_until,
-)
+from tests.support.providers import DOCKER, GUESTS, GVISOR, PROCESS, VOLUMES, inhabitants
 
 KINDS = GUESTS
 

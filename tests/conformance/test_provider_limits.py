@@ -12,8 +12,9 @@ import trio
 
 from runner.core.model import Limits
 from runner.sandbox.cgroup import locate
-from tests.support.guest_driver import marked
-from tests.support.providers import DOCKER, GVISOR, LOCAL, VOLUMES, Place, inhabitants, read_until
+from runner.testing.outside import marked
+from runner.testing.place import Place, read_until
+from tests.support.providers import DOCKER, GVISOR, LOCAL, VOLUMES, inhabitants
 
 KINDS = (LOCAL, DOCKER, VOLUMES, GVISOR)
 

@@ -26,8 +26,9 @@ from typing import Any
 import pytest
 
 from runner.safefs import trees
+from runner.testing.outside import groups
 from tests.support import dockerd
-from tests.support.situations import git, groups, leftovers
+from tests.support.situations import git, leftovers
 
 PROVIDERS = {
     "fake": "[process]",

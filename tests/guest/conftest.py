@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from runner.guest import build
-from tests.support.guest_driver import Host, eventually, inherited, marked
+from runner.testing.outside import eventually, marked
+from tests.support.guest_driver import Host, inherited
 from tests.support.needs import COMPILER
 
 SOURCE = Path(build.__file__).parent

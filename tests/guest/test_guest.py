@@ -33,24 +33,9 @@ from runner.guest.framing import (
     frame,
 )
 from runner.sandbox import bwrap
+from runner.testing.outside import alive, descendants, eventually, fields, marked
 from tests.support.folder_contents import put
-from tests.support.guest_driver import (
-    NONCE,
-    PATH,
-    Channel,
-    Host,
-    Lost,
-    Pipes,
-    Wire,
-    alive,
-    descendants,
-    dialling,
-    eventually,
-    fields,
-    inherited,
-    marked,
-    once,
-)
+from tests.support.guest_driver import NONCE, PATH, Channel, Host, Lost, Pipes, Wire, dialling, inherited, once
 from tests.support.needs import ROOT
 
 STRANGER = 1_900_000_000  # a uid that nobody else has

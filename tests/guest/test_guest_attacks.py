@@ -18,7 +18,8 @@ import pytest
 from runner.guest import framing
 from runner.guest.framing import WINDOW, Mark, Phase, Shield, Type
 from runner.sandbox import bwrap
-from tests.support.guest_driver import PATH, Channel, Host, alive, descendants, eventually, inherited
+from runner.testing.outside import alive, descendants, eventually
+from tests.support.guest_driver import PATH, Channel, Host, inherited
 from tests.support.needs import ROOT, Component
 
 STRANGER = 1_900_000_001

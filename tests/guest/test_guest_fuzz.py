@@ -20,7 +20,8 @@ import pytest
 
 from runner.guest import framing
 from runner.guest.framing import HEADER, MAX_PAYLOAD, RELAY, STDOUT, WINDOW, Request, Type, frame
-from tests.support.guest_driver import NONCE, Channel, Host, Lost, Wire, alive, descendants, eventually
+from runner.testing.outside import alive, descendants, eventually
+from tests.support.guest_driver import NONCE, Channel, Host, Lost, Wire
 
 STRANGER = 1_900_000_002 if os.geteuid() == 0 else None
 COMMANDS = (["true"], ["cat"], ["head", "-c", "300000", "/dev/zero"], ["sh", "-c", "sleep 0.05 & exit 3"], ["nowhere"])

@@ -18,9 +18,10 @@ from runner.core.errors import CleanUpIncomplete, ImageMissing, ProviderFailed, 
 from runner.core.model import Exit, Handle, Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider
+from runner.testing.outside import living_of
+from runner.testing.place import MIB, shell
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE, Daemon
-from tests.support.providers import MIB, living_of, shell
 
 UNREACHABLE = "unix:///nowhere/docker.sock"
 

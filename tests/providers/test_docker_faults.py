@@ -20,11 +20,12 @@ from runner.core.model import Handle
 from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.docker import DockerProvider
 from runner.sandbox.docker_api import Engine
+from runner.testing.outside import living_of
+from runner.testing.place import shell
 from tests.providers.test_docker import client
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE
 from tests.support.faulty_docker import Breaks, Dawdles, Fails, Fault, Faulty, Refuses, Says, faulty
-from tests.support.providers import living_of, shell
 
 __all__ = ["client"]
 CREATE, START, LIST, REMOVE = "POST /containers/create", "POST /containers/.*/start", "GET /containers/json", "DELETE"

@@ -14,10 +14,11 @@ from runner.core.errors import WorkspaceLost
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.safefs import trees
 from runner.sandbox.volume_docker import Mirror
+from runner.testing.place import GRACE
 from tests.support import dockerd
 from tests.support.dockerd import Daemon
 from tests.support.needs import OPENSSL, ROOT
-from tests.support.providers import GRACE, VOLUMES, make
+from tests.support.providers import VOLUMES, make
 from tests.support.remote_dockerd import RemoteDaemon, remote_daemon
 from tests.support.situations import REPO, Project, commit, git, leftovers, step, until, write_files
 

@@ -20,9 +20,9 @@ from runner.engine.run import RunCancellation
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.runtime.context import RunPaths
+from runner.testing.place import MIB
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE, Daemon
-from tests.support.providers import MIB
 from tests.support.situations import Project, leftovers
 from tests.support.state_machine import Machine
 

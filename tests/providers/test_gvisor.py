@@ -18,11 +18,12 @@ from runner.core.model import Exit, Handle, IsolationClass, Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider, check_runtime
 from runner.providers.gvisor import RUNSC
+from runner.testing.outside import cmdline, pids
+from runner.testing.place import MIB, took_at_most
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE, Daemon
 from tests.support.folder_contents import folder, put
-from tests.support.guest_driver import pids
-from tests.support.providers import MIB, cmdline, inhabitants, took_at_most
+from tests.support.providers import inhabitants
 
 pytestmark = [pytest.mark.slow, dockerd.GVISOR.mark]
 

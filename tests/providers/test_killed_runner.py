@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from runner.ports.provider import WorkspaceRequest
-from tests.support.guest_driver import alive, descendants, marked
+from runner.testing.outside import alive, descendants, living_of, marked
 from tests.support.needs import ROOT
-from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, VOLUMES, inhabitants, living_of, make
+from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, VOLUMES, inhabitants, make
 
 RUNNER = """
 import sys, trio

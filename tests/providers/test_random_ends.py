@@ -14,8 +14,7 @@ from runner.core.errors import WorkspaceLost
 from runner.core.model import Handle
 from runner.ports.provider import Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.local import LocalProvider
-from tests.support.guest_driver import marked
-from tests.support.providers import living_of
+from runner.testing.outside import living_of, marked
 
 WORKSPACES, COMMANDS, LATEST = 4, 25, 0.02
 CHILDREN = (

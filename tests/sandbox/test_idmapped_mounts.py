@@ -12,9 +12,9 @@ from runner.core.errors import ProviderFailed
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider
 from runner.providers.local import LocalProvider
+from runner.testing.place import shell
 from tests.support import dockerd
 from tests.support.needs import USERS
-from tests.support.providers import shell
 
 pytestmark = USERS.mark
 COMMANDS = "cat kept; echo more >> kept; mkdir made; cat others; echo no > AGENTS.md; rm -rf .runner; id -u"

@@ -18,9 +18,9 @@ from runner.providers.local import LocalProvider
 from runner.safefs.linux import unmount
 from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.volumes import Volumes
+from runner.testing.outside import on_host, volumes_of
+from runner.testing.place import MIB
 from tests.support.needs import USERS
-from tests.support.providers import MIB, on_host
-from tests.support.situations import volumes_of
 
 pytestmark = USERS.mark
 

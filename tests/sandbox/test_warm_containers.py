@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from runner.core.model import Handle, Limits, Mount
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider
+from runner.testing.outside import alive
+from runner.testing.place import MIB, shell
 from tests.support import dockerd
-from tests.support.guest_driver import alive
-from tests.support.providers import MIB, shell
 
 LIMITS = Limits(cpus=1, memory_bytes=128 * MIB, pids=64)
 PROTECTED = (".env", "deploy/key", "missing/file")

@@ -36,7 +36,7 @@ from runner.guest.framing import (
     State,
     Type,
 )
-from tests.support.situations import read
+from runner.testing.outside import alive, descendants, eventually
 
 NONCE = b"the host's nonce"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -556,50 +556,3 @@ def dialling(program: Path, folder: Path, *, budgets: Sequence[Mapping[str, floa
             guest.kill()
             guest.wait()
         eventually(lambda: not any(map(alive, children)))
-
-
-# --- what can be seen from outside ---
-
-
-def fields(pid: int) -> list[str]:
-    """Of ``/proc/PID/stat``, from the state on; empty for a process that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def alive(pid: int) -> bool:
-    return fields(pid)[:1] not in ([], ["Z"], ["X"])
-
-
-def pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def descendants(pid: int) -> list[int]:
-    """The living ones, nearest first."""
-    parents = {child: int(stat[1]) for child in pids() if (stat := fields(child)) and stat[0] not in "ZX"}
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
-
-
-def marked(mark: str) -> list[int]:
-    """The living processes with this mark in their environment."""
-    found = []
-    for pid in pids():
-        try:
-            if f"MARK={mark}".encode() in read(f"/proc/{pid}/environ") and alive(pid):
-                found.append(pid)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
-
-
-def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

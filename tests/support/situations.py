@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent, indent
@@ -23,6 +22,7 @@ from runner.core.settings import Settings
 from runner.events.record import RunRecord
 from runner.safefs import trees
 from runner.sandbox.mounts import shared_directory
+from runner.testing.outside import read, volumes_of
 from tests.support import dockerd
 from tests.support.forked import FORKS
 
@@ -281,12 +281,6 @@ def processes_of(home: Path) -> list[tuple[int, str]]:
     return found
 
 
-def read(path: str) -> bytes:
-    """Of hundreds of files for each test, and ``Path`` costs more than reading."""
-    with open(path, "rb", buffering=0) as file:
-        return file.readall()
-
-
 def _shows(mounts: bytes, places: Sequence[bytes]) -> bool:
     """Whether one of the places is mounted, but for where volumes are for everybody.
 
@@ -296,24 +290,6 @@ def _shows(mounts: bytes, places: Sequence[bytes]) -> bool:
         return False
     everybody = re.compile(rf" (/oldroot)?{re.escape(str(shared_directory()))}/".encode())
     return any(place in line and not everybody.search(line) for line in mounts.splitlines() for place in places)
-
-
-def groups(top: str = "/sys/fs/cgroup") -> Iterator[str]:
-    """The paths of all control groups. Most have no others inside, hence two links only, and are not read."""
-    with suppress(OSError):  # others come and go meanwhile
-        for entry in os.scandir(top) if os.stat(top).st_nlink > 2 else ():
-            if entry.is_dir(follow_symlinks=False):
-                yield entry.path
-                yield from groups(entry.path)
-
-
-def volumes_of(home: Path) -> list[str]:
-    """The loop devices of volumes below a home."""
-    found = []
-    for place in Path("/sys/block").glob("loop*/loop"):
-        with suppress(OSError):  # one that others have just given back
-            found += [f"/dev/{place.parent.name}"] if str(home) in (place / "backing_file").read_text() else []
-    return found
 
 
 @pytest.fixture
