@@ -41,7 +41,7 @@ from runner.ops.runs.dependencies import dependencies_of, event_writer
 from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.previous_attempt import load_previous_attempt
 from runner.ops.runs.secret_values import resolve_secrets
-from runner.ops.runs.start import RunHandle
+from runner.ops.runs.start import RunHandle, StartedRuns, ended_with
 from runner.plan.keys import digests
 from runner.plan.model import Json, RunPlan, Step
 from runner.ports.sink import Sink
@@ -130,8 +130,7 @@ async def start_resumed_in(
             files.write_record(handle.record)
             handle.ended.set()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(carry_on)
+        async with ended_with(StartedRuns({plan.name: handle}), carry_on):
             yield handle
 
 

@@ -192,11 +192,29 @@ async def start_in(
             handle.record = record
             handle.ended.set()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(execute, Graph({plan.name: plan.needs for plan in planned.plan.runs}), one)
-        yield StartedRuns(handles)
+    started = StartedRuns(handles)
+    async with ended_with(started, partial(execute, Graph({plan.name: plan.needs for plan in planned.plan.runs}), one)):
+        yield started
     records = [handle.record for handle in handles.values() if handle.record is not None]
     write_comparisons([read_account(record, run_directory(settings.home, record.id)) for record in records])
+
+
+@asynccontextmanager
+async def ended_with(started: StartedRuns, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Do the work of some runs beside the block, which ends when they have; what cancels it stops them in order."""
+
+    async def shielded() -> None:
+        with trio.CancelScope(shield=True):  # bounded by the stop budgets, once the runs are stopped
+            await work()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shielded)
+        try:
+            yield
+            await started.wait()
+        except BaseException:
+            started.cancel()
+            raise
 
 
 async def _free_id(id: str, store: Store) -> str:
