@@ -235,7 +235,7 @@ async def open_screen(
     raw: bool = False,
 ) -> AsyncIterator[Screen]:
     """Open a screen that updates itself during the block; ``raw`` shows output as it is."""
-    from runner.ops.host.state import now_microseconds
+    from runner.core.clock import now_microseconds
 
     out.outlive()
     runs = settings.home / RUNS

@@ -762,6 +762,10 @@ class UnknownWorkspace(NotFoundError):
     code = "store.unknown-workspace"
 
 
+class BadStoreUrl(InputError):
+    code = "store.bad-url"
+
+
 class UnknownProject(NotFoundError):
     code = "store.unknown-project"
 

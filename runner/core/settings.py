@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from runner.core.errors import UsageError
+from runner.core.home import STATE_FILE
 from runner.core.sanitize import sanitize
 
 # Compiled at their first use: most commands are started without any of them.
@@ -147,6 +148,7 @@ class Settings(Confidential, frozen=True):
     """Settings of a server or a person's machine; ``sources`` says where each value came from."""
 
     home: Path
+    database_url: str | None  # may hold a password; see ``store_url``
     default_cpus: float
     default_memory: int
     default_disk: int
@@ -177,6 +179,7 @@ class Settings(Confidential, frozen=True):
         context, certificates = (None, _docker_certificates(env)) if env.get("DOCKER_HOST") else _docker_context(read)
         return cls(
             home=read("RUNNER_HOME", _home, Path(_state_home(env)).absolute()),
+            database_url=read("RUNNER_DATABASE_URL", _database_url, None),
             default_cpus=read("WORKSPACE_DEFAULT_CPU", parse_cpus, 2.0),
             default_memory=read("WORKSPACE_DEFAULT_MEMORY", parse_memory, 4 << 30),
             default_disk=read("WORKSPACE_DEFAULT_DISK", parse_disk, 10 << 30),
@@ -201,6 +204,11 @@ class Settings(Confidential, frozen=True):
             ci={name: value for name, value in env.items() if name.startswith(("GITHUB_", "CI_"))},
         )
 
+    @property
+    def store_url(self) -> str:
+        """The URL of the store: by default a file of ``home``."""
+        return self.database_url or f"sqlite://{self.home / STATE_FILE}"
+
     def model_url(self, api: str) -> str:
         """Return the URL of an API. Raises ``UsageError`` for an invalid one, and so only for who needs it."""
         url = self.model_urls[api]
@@ -217,6 +225,7 @@ class Settings(Confidential, frozen=True):
         """Every setting as name, value and source; the value as it can be written again."""
         values = {
             "RUNNER_HOME": self.home,
+            "RUNNER_DATABASE_URL": without_secrets(self.store_url),
             "WORKSPACE_DEFAULT_CPU": f"{self.default_cpus:g}",
             "WORKSPACE_DEFAULT_MEMORY": size_text(self.default_memory),
             "WORKSPACE_DEFAULT_DISK": size_text(self.default_disk),
@@ -294,6 +303,12 @@ def _home(text: str) -> Path:
         if error.errno == errno.ELOOP:
             raise ValueError("a path whose links do not lead in a circle") from error
     return Path(text)
+
+
+def _database_url(text: str) -> str:
+    if not re.match(r"[a-z][a-z0-9+.-]*:", text):
+        raise ValueError("a URL such as sqlite:///PATH")
+    return text
 
 
 def _credentials(text: str) -> str:

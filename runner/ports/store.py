@@ -96,10 +96,66 @@ class SlotRow(Struct, frozen=True):
     workspace: str | None = None
 
 
-class Store(Protocol):
+class Reader(Protocol):
+    """The reading half of a store."""
+
+    async def lease(self, workspace: str) -> Lease:
+        """Return the lease of a workspace, which may be free."""
+
+    async def leases(self) -> list[Lease]:
+        """List every lease that has a holder, expired ones as well, the oldest first."""
+
+    async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
+        """List the events of a workspace's own journal, whose ``run`` is the workspace's id."""
+
+    async def workspaces(self) -> list[WorkspaceRow]:
+        """List every workspace that exists, newest first, those of runs as well."""
+
+    async def workspace(self, id: str) -> WorkspaceRow:
+        """Return the workspace whose id starts with ``id``. Raises ``UnknownWorkspace``."""
+
+    async def anchor(self) -> ClockReference | None:
+        """Return the last reading of this host's clock, if there is one."""
+
+    async def newest(self) -> int:
+        """Return the time of the newest event of any journal; 0 when there is none."""
+
+    async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
+        """List the events of a run in order, those numbered above ``after``."""
+
+    async def counts(self) -> dict[str, int]:
+        """Return the number of events in each journal, of runs and of workspaces."""
+
+    async def runs(self) -> list[RunRow]:
+        """List every run, newest first."""
+
+    async def find(self, run: str) -> RunRow:
+        """Return the run whose id starts with ``run``, or the newest for ``last``. Raises ``UnknownRun``."""
+
+    async def projects(self) -> list[ProjectRow]:
+        """List every project, by name."""
+
+    async def project(self, name: str) -> ProjectRow:
+        """Return a project. Raises ``UnknownProject``, with near misses."""
+
+    async def pools(self) -> list[PoolRow]:
+        """List every warm pool, by name; those of size 0 as well."""
+
+    async def slots(self) -> list[SlotRow]:
+        """List every slot, the oldest first."""
+
+    async def pool_counts(self) -> dict[str, int]:
+        """Return the number of claims by all journals: of a warm workspace as ``hit``, of others by reason."""
+
+
+class Store(Reader, Protocol):
     @property
     def nonce(self) -> str:
         """The identity of this store, put on everything that its runs create."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether the medium takes writes."""
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         """Make events durable, all or none, and return them as recorded; numbers have no gaps.
@@ -120,63 +176,18 @@ class Store(Protocol):
         Raises ``WorkspaceState`` for a change that ``lifecycle.workspace`` does not allow.
         """
 
-    async def lease(self, workspace: str) -> Lease:
-        """Return the lease of a workspace, which may be free."""
-
-    async def leases(self) -> list[Lease]:
-        """List every lease that has a holder, expired ones as well, the oldest first."""
-
-    async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
-        """List the events of a workspace's own journal, whose ``run`` is the workspace's id."""
-
-    async def workspaces(self) -> list[WorkspaceRow]:
-        """List every workspace that exists, newest first, those of runs as well."""
-
-    async def workspace(self, id: str) -> WorkspaceRow:
-        """Return the workspace whose id starts with ``id``. Raises ``UnknownWorkspace``."""
-
-    async def anchor(self) -> ClockReference | None:
-        """Return the last reading of this host's clock, if there is one."""
-
     async def set_anchor(self, anchor: ClockReference) -> None: ...
-
-    async def newest(self) -> int:
-        """Return the time of the newest event of any journal; 0 when there is none."""
-
-    async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
-        """List the events of a run in order, those numbered above ``after``."""
-
-    async def counts(self) -> dict[str, int]:
-        """Return the number of events in each journal, of runs and of workspaces."""
-
-    async def runs(self) -> list[RunRow]:
-        """List every run, newest first."""
-
-    async def find(self, run: str) -> RunRow:
-        """Return the run whose id starts with ``run``, or the newest for ``last``. Raises ``UnknownRun``."""
 
     async def put_project(self, project: ProjectRow) -> ProjectRow:
         """Make or change the record of a project. Raises ``ProjectOwned`` for a manifest's, when no manifest changes
         it.
         """
 
-    async def projects(self) -> list[ProjectRow]:
-        """List every project, by name."""
-
-    async def project(self, name: str) -> ProjectRow:
-        """Return a project. Raises ``UnknownProject``, with near misses."""
-
-    async def pools(self) -> list[PoolRow]:
-        """List every warm pool, by name; those of size 0 as well."""
-
     async def put_pools(self, pools: Sequence[PoolRow]) -> None:
         """Replace all pools by these, all or none."""
 
     async def resize_pools(self, sizes: Mapping[str, int]) -> None:
         """Change how many slots the pools with these names should have."""
-
-    async def slots(self) -> list[SlotRow]:
-        """List every slot, the oldest first."""
 
     async def put_slot(self, slot: SlotRow) -> SlotRow:
         """Record a slot; durable before anything of it is made."""
@@ -188,6 +199,3 @@ class Store(Protocol):
 
     async def remove_slot(self, id: str) -> None:
         """Remove a slot of which nothing is left, or that has become a workspace. Idempotent."""
-
-    async def pool_counts(self) -> dict[str, int]:
-        """Return the number of claims by all journals: of a warm workspace as ``hit``, of others by reason."""

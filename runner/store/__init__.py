@@ -1,1 +1,51 @@
-"""Stores of events: SQLite for real, memory for tests; one conformance suite for both."""
+"""Stores of events, opened by URL. One conformance suite for all.
+
+A scheme is a module of this room: ``place`` turns a URL into what its ``open_store``, ``open_reader`` and ``exists``
+take.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from runner.core import plugins
+from runner.core.errors import BadStoreUrl, UnknownPlugin
+from runner.core.sanitize import excerpt
+
+if TYPE_CHECKING:
+    from runner.ports.store import Reader, Store
+
+
+def open_store(
+    url: str, *, entropy: Callable[[int], bytes] = os.urandom, must_exist: bool = False
+) -> AbstractAsyncContextManager[Store]:
+    """Open a store, made unless it ``must_exist``. Raises ``BadStoreUrl``, and what the scheme raises."""
+    scheme, place = _locate(url)
+    return cast("AbstractAsyncContextManager[Store]", scheme.open_store(place, entropy=entropy, must_exist=must_exist))
+
+
+def open_reader(url: str, *, must_exist: bool = False) -> AbstractAsyncContextManager[Reader]:
+    """Open a store for reading, and make none. Raises like ``open_store``."""
+    scheme, place = _locate(url)
+    return cast("AbstractAsyncContextManager[Reader]", scheme.open_reader(place, must_exist=must_exist))
+
+
+def exists(url: str) -> bool:
+    """Tell whether anything was ever stored there. Raises ``BadStoreUrl``."""
+    scheme, place = _locate(url)
+    return bool(scheme.exists(place))
+
+
+def _locate(url: str) -> tuple[ModuleType, Any]:
+    name = url.partition(":")[0]
+    try:
+        scheme = plugins.load(sys.modules[__name__], name)
+    except UnknownPlugin as error:
+        known = ", ".join(plugins.names(sys.modules[__name__]))
+        raise BadStoreUrl(f"the scheme of the store's URL is `{excerpt(name)}`", hint=f"known: {known}") from error
+    return scheme, scheme.place(url)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 
 from msgspec.structs import replace
 
-from runner.core.errors import RunOver, StoreFailed
+from runner.core.clock import now_microseconds
+from runner.core.errors import BadStoreUrl, RunOver, StoreFailed
 from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
+from runner.core.sanitize import excerpt
+from runner.core.settings import without_secrets
 from runner.events.events import Event, Recorded, RunEnded, RunStarted, decode, encode
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.lifecycle.pool import NEXT
@@ -21,10 +25,31 @@ from runner.store._slots import count_name
 from runner.store._workspaces import find_workspace
 
 
+def place(url: str) -> None:
+    """Check a URL, which names nothing but the scheme. Raises ``BadStoreUrl``."""
+    if url != "memory:":
+        raise BadStoreUrl(f"`{excerpt(without_secrets(url))}` names more than memory", hint="write memory:")
+
+
+def exists(place: None) -> bool:
+    return False
+
+
+@asynccontextmanager
+async def open_store(place: None, *, entropy: Callable[[int], bytes], must_exist: bool) -> AsyncIterator[MemoryStore]:
+    yield MemoryStore()
+
+
+@asynccontextmanager
+async def open_reader(place: None, *, must_exist: bool) -> AsyncIterator[MemoryStore]:
+    yield MemoryStore()
+
+
 class MemoryStore:
     nonce = "memory"
+    writable = True
 
-    def __init__(self, now: Callable[[], int]) -> None:
+    def __init__(self, now: Callable[[], int] = now_microseconds) -> None:
         self._now = now
         self._journal: dict[str, list[Recorded]] = {}
         self._rows: dict[str, RunRow] = {}

@@ -23,7 +23,9 @@ import trio
 from msgspec import Struct
 
 from runner import __version__
+from runner.core.clock import now_microseconds
 from runner.core.errors import (
+    BadStoreUrl,
     LeaseError,
     RunnerError,
     RunOver,
@@ -35,6 +37,8 @@ from runner.core.errors import (
     WorkspaceState,
 )
 from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
+from runner.core.sanitize import excerpt
+from runner.core.settings import without_secrets
 from runner.events.events import (
     Event,
     LeaseAcquired,
@@ -242,6 +246,7 @@ class SqliteStore(Reader):
     ) -> None:
         super().__init__(connection, path)
         self.nonce = nonce
+        self.writable = not is_read_only(path.parent)
         self._now, self._hook = now, hook
         self._backlog: list[_Append] = []
         self._writing: trio.Event | None = None  # set when the commit under way has ended
@@ -390,11 +395,23 @@ class SqliteStore(Reader):
                 self._connection.execute("ROLLBACK")
 
 
+def place(url: str) -> Path:
+    """Return the file that a URL names. Raises ``BadStoreUrl``."""
+    path = url.removeprefix("sqlite://")
+    if not path.startswith("/") or not path.strip("/"):
+        raise BadStoreUrl(f"`{excerpt(without_secrets(url))}` names no file", hint="write sqlite:///PATH")
+    return Path("/" + path.lstrip("/"))
+
+
+def exists(path: Path) -> bool:
+    return path.exists()
+
+
 @asynccontextmanager
 async def open_store(
     path: Path,
     *,
-    now: Callable[[], int],
+    now: Callable[[], int] = now_microseconds,
     entropy: Callable[[int], bytes],
     hook: Hook = lambda point: None,
     must_exist: bool = False,

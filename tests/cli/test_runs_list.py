@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import trio
 
+from runner.core.clock import now_microseconds
 from runner.core.model import Outcome, Reason, Status, Usage
 from runner.events import events as ev
-from runner.ops.host.state import now_microseconds
 from runner.store.sqlite import open_store
 from tests.support.bad_input import called
 from tests.support.situations import Project

@@ -17,13 +17,13 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from runner.core.clock import now_microseconds
 from runner.core.errors import StoreFailed
 from runner.core.model import Fence
 from runner.core.settings import Settings
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.lifecycle.lease import TTL
-from runner.ops.host.state import now_microseconds
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.make_plan import PlanResult, make_plan
 from runner.ops.runs.dependencies import dependencies_of

@@ -23,11 +23,12 @@ from typing import Any
 import trio
 from msgspec.structs import replace
 
+from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
 from runner.core.model import Exit
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
-from runner.ops.host.state import make_home, now_microseconds
+from runner.ops.host.state import make_home
 from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.history import find_run

@@ -20,10 +20,10 @@ from typing import Any
 import trio
 
 from runner.cli.streams import descriptor_streams
+from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
-from runner.ops.host.state import now_microseconds
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.workspaces import workspaces as ws
 from runner.ops.workspaces.exec import CommandCancellation, execute

@@ -37,9 +37,9 @@ def show(args: Namespace, settings: Settings, out: Output) -> None:
     import trio
 
     from runner.cli.requests import repository_of_here
+    from runner.core.clock import now_microseconds
     from runner.core.errors import UsageError, nearest
     from runner.core.sanitize import excerpt
-    from runner.ops.host.state import now_microseconds
     from runner.ops.runs.history import STATES, RunFilter, filter_runs
 
     now = now_microseconds()

@@ -93,8 +93,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace, out: Output) -> int:
     import trio
 
+    from runner.core.clock import now_microseconds
     from runner.core.settings import current
-    from runner.ops.host.state import now_microseconds
     from runner.ops.triage.incident_directory import new_incident_file
     from runner.ops.triage.manifest import account_manifest, manifest_of, store_manifest
     from runner.ops.triage.options import read_request

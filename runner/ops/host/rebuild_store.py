@@ -17,14 +17,13 @@ import trio
 from runner.artifacts.history import FILE, Unreadable, last_seq, read_events
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import RunUnfinished, StoreDamaged, StoreFailed
-from runner.core.home import RUNS, STATE_FILE, WORKSPACES
+from runner.core.home import RUNS, WORKSPACES
 from runner.core.settings import Settings
 from runner.events.events import Recorded
-from runner.ops.host.state import now_microseconds
 from runner.ops.pool.handoff import PLACE
 from runner.ops.runs.unrecorded import started_directories
 from runner.sandbox.directories import find_workspace_traces
-from runner.store.sqlite import open_store
+from runner.store.sqlite import exists, open_store, place
 
 
 @dataclass(frozen=True)
@@ -43,21 +42,22 @@ class RebuildResult:
 
 
 async def rebuild_store(settings: Settings) -> RebuildResult:
-    """Rebuild the store. Raises ``StoreTooNew``, and ``RunUnfinished`` while somebody uses a store that has to be
-    replaced.
+    """Rebuild the store. Raises ``StoreTooNew``, ``BadStoreUrl`` for one that is no file, and ``RunUnfinished`` while
+    somebody uses a store that has to be replaced.
     """
-    damage, aside = await _damage(settings), None
-    if damage is not None or not (settings.home / STATE_FILE).exists():
+    path = place(settings.store_url)
+    damage, aside = await _damage(path), None
+    if damage is not None or not exists(path):
         _require_unused(settings)
     if damage is not None:
-        aside = await trio.to_thread.run_sync(_put_aside, settings.home / STATE_FILE)
+        aside = await trio.to_thread.run_sync(_put_aside, path)
     nonce = _nonce(settings.home)
 
     def entropy(size: int) -> bytes:
         return nonce or secrets.token_bytes(size)
 
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    async with open_store(settings.home / STATE_FILE, now=now_microseconds, entropy=entropy) as store:
+    async with open_store(path, entropy=entropy) as store:
         unread: list[str] = []
         added: dict[str, list[str]] = {"run": [], "workspace": []}
         events = 0
@@ -72,14 +72,12 @@ async def rebuild_store(settings: Settings) -> RebuildResult:
     return RebuildResult(tuple(added["run"]), tuple(added["workspace"]), events, aside, damage, tuple(unread))
 
 
-async def _damage(settings: Settings) -> str | None:
+async def _damage(path: Path) -> str | None:
     """Say why the store is unusable; ``None`` also when there is none."""
-    if not (settings.home / STATE_FILE).exists():
+    if not exists(path):
         return None
     try:
-        async with open_store(
-            settings.home / STATE_FILE, now=now_microseconds, entropy=bytes, must_exist=True
-        ) as store:
+        async with open_store(path, entropy=bytes, must_exist=True) as store:
             await store.check()
     except StoreDamaged as error:
         return error.message

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from runner.artifacts.history import FILE, was_started
+from runner.core.clock import now_microseconds
 from runner.core.errors import StoreFailed
-from runner.core.home import RUNS, STATE_FILE, WORKSPACES
+from runner.core.home import RUNS, WORKSPACES
 from runner.core.model import ClockReference
 from runner.core.settings import Settings
-from runner.store.sqlite import Reader, SqliteStore, is_read_only, open_reader, open_store
+from runner.ports.store import Reader, Store
+from runner.store import open_reader, open_store
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-def now_microseconds() -> int:
-    return time.time_ns() // 1000
 
 
 def see_clock(now: int) -> ClockReference:
@@ -37,14 +34,11 @@ def make_home(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
+async def open_state(settings: Settings) -> AsyncIterator[Store]:
     """Open the store; in a new home, create it. Raises what ``open_store`` raises."""
     known = has_history(settings)  # before the store is looked at, or another's first run could come between
-    store = open_store(settings.home / STATE_FILE, now=now_microseconds, entropy=secrets.token_bytes, must_exist=known)
-    async with store as opened:
-        if await opened.anchor() is None and not is_read_only(
-            settings.home
-        ):  # so that the first who asks about the clock has something to compare with
+    async with open_store(settings.store_url, must_exist=known) as opened:
+        if opened.writable and await opened.anchor() is None:  # for the first who asks about the clock
             await opened.set_anchor(see_clock(now_microseconds()))
         yield opened
 
@@ -53,7 +47,7 @@ async def open_state(settings: Settings) -> AsyncIterator[SqliteStore]:
 async def read_state(settings: Settings) -> AsyncIterator[Reader]:
     """Open the store for reading, also on a read-only medium."""
     known = has_history(settings)
-    async with open_reader(settings.home / STATE_FILE, must_exist=known) as opened:
+    async with open_reader(settings.store_url, must_exist=known) as opened:
         yield opened
 
 

@@ -10,6 +10,7 @@ from itertools import product
 from msgspec.structs import asdict
 
 from runner.agents import read_command
+from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
 from runner.core.model import Fence
 from runner.core.redact import Redactor
@@ -18,7 +19,6 @@ from runner.engine.run import Append, Uncopied
 from runner.events import events as ev
 from runner.git import open_git
 from runner.lifecycle.workspace import check_limit
-from runner.ops.host.state import now_microseconds
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.refusals import outside_of
 from runner.ops.pool.handoff import warm

@@ -15,8 +15,9 @@ import trio
 from msgspec import Struct
 
 from runner.artifacts.run_lock import is_locked, try_lock
+from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
-from runner.core.home import MIRRORS, SANDBOXES, STATE_FILE, run_directory
+from runner.core.home import MIRRORS, SANDBOXES, run_directory
 from runner.core.model import Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -24,7 +25,7 @@ from runner.engine.recover import remove
 from runner.events import events as ev
 from runner.git import mirror
 from runner.lifecycle.pool import PREFIX
-from runner.ops.host.state import has_history, now_microseconds, open_state
+from runner.ops.host.state import has_history, open_state
 from runner.ops.planning.facts import provider_names
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
@@ -33,6 +34,7 @@ from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.store import RunRow, Store
 from runner.runtime.context import RunDependencies
 from runner.safefs import trees
+from runner.store import exists
 
 _WORK = ("workspace", "snapshot")  # nobody makes these for a run before the store has it
 _LONGEST = 10 * 365 * 86_400.0  # seconds
@@ -102,7 +104,7 @@ def judge(age_seconds: float, retention: float) -> GcVerdict:
 
 async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     """Remove what is stale, or with ``dry_run`` only list it. Items that could not be removed say why."""
-    if not (settings.home / STATE_FILE).exists() and not has_history(settings):
+    if not exists(settings.store_url) and not has_history(settings):
         return Collection((), dry_run)
     async with open_state(settings) as store:
         with unwrapping_groups():

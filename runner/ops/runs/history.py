@@ -16,9 +16,8 @@ from runner.core.model import Reason, Status
 from runner.core.settings import Settings
 from runner.events.record import RunRecord, replay
 from runner.ops.host.state import read_state
-from runner.ports.store import RunRow
+from runner.ports.store import Reader, RunRow
 from runner.report.run_files import used
-from runner.store.sqlite import Reader
 
 
 class StoredRun(Struct, frozen=True):

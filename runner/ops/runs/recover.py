@@ -20,7 +20,6 @@ from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.compiler import read_runs
 from runner.core.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
-from runner.core.home import STATE_FILE
 from runner.core.model import Fence, Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -41,6 +40,7 @@ from runner.runtime.context import RunDependencies, RunPaths
 from runner.runtime.incident_files import is_latest
 from runner.safefs import trees
 from runner.sandbox import mounts, processes
+from runner.store import exists
 from runner.store.sqlite import REBUILD_HINT
 
 
@@ -67,7 +67,7 @@ class Recovery(Struct, frozen=True):
 
 async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -> Recovery:
     """Recover one run of this ``RUNNER_HOME``, or all. Raises ``UnknownRun``, ``RunUnfinished`` for one that lives."""
-    if run is None and not (settings.home / STATE_FILE).exists() and not has_history(settings):
+    if run is None and not exists(settings.store_url) and not has_history(settings):
         return Recovery((), (), dry_run)
     try:
         async with open_state(settings) as store:

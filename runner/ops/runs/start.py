@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_files import read_account, write_comparisons
 from runner.artifacts.run_lock import is_locked
+from runner.core.clock import now_microseconds
 from runner.core.errors import Attached, RunExists, RunnerError, RunOver, UsageError
 from runner.core.home import run_directory
 from runner.core.ids import is_run_id, run_id
@@ -29,7 +30,7 @@ from runner.engine.run import RunCancellation, execute_run, record_skipped_run
 from runner.events.record import RunRecord, replay
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS
-from runner.ops.host.state import make_home, now_microseconds, open_state
+from runner.ops.host.state import make_home, open_state
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.planning.plan_inputs import plan_inputs_of
 from runner.ops.planning.refusals import outside_of, refuse

@@ -15,9 +15,8 @@ from runner.artifacts.history import FILE, last_seq, was_started
 from runner.artifacts.run_lock import is_locked
 from runner.core.settings import Settings
 from runner.lifecycle.pool import PREFIX
-from runner.ports.store import Store
+from runner.ports.store import Reader
 from runner.sandbox.directories import WorkspaceTraces, find_workspace_traces
-from runner.store.sqlite import Reader
 
 
 class Unrecorded(Struct, frozen=True):
@@ -34,7 +33,7 @@ class Unrecorded(Struct, frozen=True):
     there: tuple[str, ...] = ()
 
 
-async def find_unrecorded(store: Store | Reader | None, nonce: str | None, settings: Settings) -> list[Unrecorded]:
+async def find_unrecorded(store: Reader | None, nonce: str | None, settings: Settings) -> list[Unrecorded]:
     """List what the store does not know; ``store`` is ``None`` for one that is lost or damaged."""
     # Before the store is asked: what begins from here on is in neither.
     directories = [(kind, path, max(last_seq(path), 1)) for kind, path in started_directories(settings.home)]

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any
 
 from runner.artifacts.run_lock import is_locked
+from runner.core.clock import now_microseconds
 from runner.core.errors import BadPlanFile
 from runner.core.settings import Settings
 from runner.engine.run import RunCancellation
 from runner.events.record import RunRecord
-from runner.ops.host.state import now_microseconds, read_state
+from runner.ops.host.state import read_state
 from runner.ops.planning.saved_plan import read_document
 from runner.ops.runs.attach import follow
 from runner.ops.runs.history import StoredRun

@@ -18,6 +18,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
+from runner.core.clock import now_microseconds
 from runner.core.errors import (
     BadSource,
     ForbiddenFiles,
@@ -40,7 +41,7 @@ from runner.events import events as ev
 from runner.lifecycle.workspace import check_limit, hint
 from runner.manifest.load import defaults
 from runner.manifest.repository import FILE, FILE_BYTES
-from runner.ops.host.state import now_microseconds, read_state
+from runner.ops.host.state import read_state
 from runner.ops.planning.files import agents_file
 from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, status_of
 from runner.ops.workspaces.leases import LeaseState, ask_to_end, states_of

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from runner.core.clock import now_microseconds
 from runner.engine.pool import clear
 from runner.events.events import ResourceIntended, RunStarted, SlotClaimed
-from runner.ops.host.state import now_microseconds
 from runner.ports.provider import WorkspaceRequest
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
