@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Run checks of these suites in trio, also where the tests around them do not."""
-    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj) and "provider" in item.fixturenames:
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj) and is_shipped(item.obj):
         item.add_marker(pytest.mark.trio)
 
 
@@ -66,7 +66,16 @@ def candidates(config: pytest.Config) -> Mapping[str, Candidate]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give every check every candidate, unless its module has ``KINDS`` of its own."""
+    if is_shipped(metafunc.function):
+        judge(metafunc)
+
+
+def is_shipped(check: object) -> bool:
+    return getattr(check, "__module__", "").startswith("runner.testing.")
+
+
+def judge(metafunc: pytest.Metafunc) -> None:
+    """Give a check every candidate, unless its module has ``KINDS`` of its own."""
     if "provider" in metafunc.fixturenames:
         found = candidates(metafunc.config)
         kinds = getattr(metafunc.module, "KINDS", found)

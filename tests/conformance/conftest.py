@@ -18,6 +18,7 @@ from runner.sandbox.volume_docker import UID
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
 from runner.testing.place import Candidate
+from runner.testing.plugin import is_shipped, judge
 from tests.support.providers import DOCKER, FAKE, GVISOR, KINDS, ORDINARY, PROCESS, SIZED, VOLUMES, inhabitants, make
 
 _FAKE = "nothing is executed"
@@ -175,6 +176,11 @@ class _AllBut(dict[str, str]):
 
     def __contains__(self, name: object) -> bool:
         return name not in self._passes
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if not is_shipped(metafunc.function):
+        judge(metafunc)
 
 
 def pytest_runner_candidates() -> Sequence[Candidate]:
