@@ -62,13 +62,12 @@ class Keeper:
         provider: Callable[[str], Provider],
         *,
         name: str,
-        now: Callable[[], int],
         new_id: Callable[[], str],
         tell: Callable[[RunnerError], None] = lambda error: None,
         look: float = LOOK,
     ) -> None:
         self._store, self._provider, self._name = store, provider, name
-        self._now, self._new_id, self._tell, self._pause = now, new_id, tell, look
+        self._new_id, self._tell, self._pause = new_id, tell, look
         self._kept: dict[str, _Kept] = {}
         self._failures: dict[str, Failures] = {}
         self._keys: dict[str, SlotKey] = {}
@@ -93,7 +92,7 @@ class Keeper:
         pools = {pool.name: pool for pool in await self._store.pools()}
         self._keys = {name: pool.key for name, pool in pools.items() if pool.size}
         sizes = {name: pool.size for name, pool in pools.items()}
-        now = self._now()
+        now = await self._store.now()
         change = decide([kept.row for kept in self._kept.values()], sizes, self._failures, now)
         ending = [(self._kept[id], self._kept[id].row.state) for id in change.end]
         for kept, _ in ending:  # before anything is awaited: meanwhile others may be taken, or die
@@ -116,7 +115,7 @@ class Keeper:
                 await self._warm(kept)
         except* RunnerError as group:  # of a sandbox that dies, what its tasks raise comes in groups
             before = self._failures.get(kept.row.pool, Failures())
-            self._failures[kept.row.pool] = Failures(before.count + 1, self._now())
+            self._failures[kept.row.pool] = Failures(before.count + 1, await self._store.now())
             self._tell_all(group)
         finally:
             kept.left.set()

@@ -99,6 +99,9 @@ class SlotRow(Struct, frozen=True):
 class Reader(Protocol):
     """The reading half of a store."""
 
+    async def now(self) -> int:
+        """Return the time by the store's clock, which alone decides what has expired: microseconds since the epoch."""
+
     async def lease(self, workspace: str) -> Lease:
         """Return the lease of a workspace, which may be free."""
 

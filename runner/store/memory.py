@@ -111,6 +111,9 @@ class MemoryStore:
                 rows |= {id: row} if row is not None else {}
         return rows
 
+    async def now(self) -> int:
+        return self._now()
+
     async def lease(self, workspace: str) -> Lease:
         return self._leases.get(workspace, free(workspace))
 

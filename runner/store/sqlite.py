@@ -133,12 +133,16 @@ class _Append(Struct):
 
 
 class Reader:
-    """The reading half of a store. One call at a time uses the connection."""
+    """The reading half of a store. One call at a time uses the connection. The clock is that of this host."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, now: Callable[[], int] = now_microseconds) -> None:
         self._connection = connection
         self._path = path
+        self._now = now
         self._limiter = trio.CapacityLimiter(1)
+
+    async def now(self) -> int:
+        return self._now()
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
         return await self._in_thread(lambda: self._read_events(_RUN_JOURNAL, run, after))
@@ -244,10 +248,10 @@ class SqliteStore(Reader):
     def __init__(
         self, connection: sqlite3.Connection, path: Path, nonce: str, now: Callable[[], int], hook: Hook
     ) -> None:
-        super().__init__(connection, path)
+        super().__init__(connection, path, now)
         self.nonce = nonce
         self.writable = not is_read_only(path.parent)
-        self._now, self._hook = now, hook
+        self._hook = hook
         self._backlog: list[_Append] = []
         self._writing: trio.Event | None = None  # set when the commit under way has ended
         self._refusal: RunnerError | None = None  # once there is one, this connection writes no more

@@ -113,7 +113,6 @@ class World:
                 process.reaching(self.store),
                 lambda name, process=process: process.reaching(self.provider),  # type: ignore[misc]
                 name="keeper",
-                now=lambda: round(trio.current_time() * 1e6),
                 new_id=lambda: str(next(self.names)),
             )
             try:

@@ -47,7 +47,6 @@ class Scene:
             self.store,
             lambda name: self.provider,
             name="keeper",
-            now=now,
             new_id=lambda: str(next(numbers)),
             tell=lambda error: self.told.append(error.message),
             look=self.look,

@@ -108,7 +108,6 @@ async def open_pool(
             store,
             _remembering(deps.provider),
             name=f"keeper {os.getpid()}",
-            now=deps.now,
             new_id=partial(secrets.token_hex, 6),
             tell=tell,
         )

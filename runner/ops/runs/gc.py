@@ -118,7 +118,7 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
             own = {row.id for row in await store.workspaces() if row.run is None}
             owned = [h for name in provider_names() for h in await deps.provider(name).list_owned(deps.nonce)]
             handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
-            found = _look(settings, await store.runs(), handles, now_microseconds() / 1e6)
+            found = _look(settings, await store.runs(), handles, await store.now())
             said = (GcVerdict.CLOCK, GcVerdict.UNKNOWN)
             shown = [k for k in found if k.verdict.goes or k.verdict in said or k.kind == "temporary"]
             done = shown if dry_run else [await _collected(kept, settings, handles, deps, store) for kept in shown]
@@ -126,16 +126,19 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     return Collection(tuple(done), dry_run, tuple(reaped))
 
 
-def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: float) -> list[StoredItem]:
-    """List everything that runs and mirrors keep; the directory of a run follows its other items."""
+def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: int) -> list[StoredItem]:
+    """List everything that runs and mirrors keep; the directory of a run follows its other items.
+
+    ``now`` is the store's, which dated the ends of runs; this host dated its files.
+    """
     home, known = settings.home, {row.id: row for row in rows}
     over = mirror.over_limit(home / MIRRORS, settings.mirror_limit)
 
     def kept(kind: str, path: Path, run: str | None, touched: float) -> StoredItem:
         row = known.get(run) if run is not None else None
+        age = now_microseconds() / 1e6 - touched
         if row is not None and row.ended is not None:
-            touched = row.ended / 1e6
-        age = now - touched
+            age = (now - row.ended) / 1e6
         used = (row is not None and row.ended is None) or (run is not None and is_locked(run_directory(home, run)))
         verdict = GcVerdict.IN_USE if used else judge(age, settings.run_retention)
         if run is not None and row is None and kind in _WORK and verdict.goes:

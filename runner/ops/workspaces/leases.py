@@ -47,13 +47,13 @@ class LeaseState(Struct, frozen=True):
 
 async def list_leases(env: WorkspaceEnv) -> list[LeaseState]:
     """List every lease, the oldest first, those of dead holders as well."""
-    return states_of(await env.store.leases(), env.settings, env.deps.now())
+    return states_of(await env.store.leases(), env.settings, await env.store.now())
 
 
 async def lease_of(env: WorkspaceEnv, id: str) -> LeaseState | None:
     """Return the lease of a workspace, ``None`` for a free one."""
     lease = await env.store.lease(id)
-    return states_of([lease], env.settings, env.deps.now())[0] if lease.id else None
+    return states_of([lease], env.settings, await env.store.now())[0] if lease.id else None
 
 
 def states_of(leases: Iterable[Lease], settings: Settings, now: int) -> list[LeaseState]:

@@ -58,7 +58,7 @@ class CompletedChange(Struct, frozen=True):
 
 async def unsteady(env: WorkspaceEnv, *, dry_run: bool) -> str | None:
     """Say why the clock, and so any age, is not to be trusted; ``None`` if it is. Later calls compare with this one."""
-    store, now = env.store, env.deps.now()
+    store, now = env.store, await env.store.now()
     seen = see_clock(now)
     why = why_unsteady(await store.anchor(), seen, newest=await store.newest(), now=now)
     if not dry_run:
@@ -104,19 +104,19 @@ async def _reap_and_tell(env: WorkspaceEnv) -> None:
 
 async def reap(env: WorkspaceEnv, *, dry_run: bool) -> list[ReapedWorkspace]:
     """Save and remove every expired workspace that nobody holds; persistent ones do not expire."""
-    found = []
+    found, now = [], await env.store.now()
     for row in await env.store.workspaces():
-        if _is_due(env, row):
+        if _is_due(env, row, now):
             reaped = ReapedWorkspace(row.id, tree_of(env.settings, row), _end(env, row) or 0, row.path is not None)
             found.append(reaped if dry_run else await _reap(env, row, reaped))
     return found
 
 
-def _is_due(env: WorkspaceEnv, row: WorkspaceRow) -> bool:
+def _is_due(env: WorkspaceEnv, row: WorkspaceRow, now: int) -> bool:
     """Tell whether a workspace has expired; one whose removal was interrupted has."""
     if row.run is not None or row.status in UNFINISHED - {S.DESTROYING}:
         return False
-    return expired(_end(env, row), env.deps.now())
+    return expired(_end(env, row), now)
 
 
 def _end(env: WorkspaceEnv, row: WorkspaceRow) -> int | None:
@@ -130,7 +130,7 @@ def _end(env: WorkspaceEnv, row: WorkspaceRow) -> int | None:
 async def _reap(env: WorkspaceEnv, row: WorkspaceRow, reaped: ReapedWorkspace) -> ReapedWorkspace:
     try:
         async with hold(env, row, "gc") as held:
-            if not _is_due(env, held.row):
+            if not _is_due(env, held.row, await env.store.now()):
                 return replace(reaped, left="it is in use again", in_use=True)
             removed = await _as_begun(held)
             removed = removed or await finish_destroy(held, discard=False, reason="its time was over")

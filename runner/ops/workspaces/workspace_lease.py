@@ -243,7 +243,7 @@ def is_locked_by(directory: os.stat_result, holder: str) -> bool:
 
 
 async def _take_over(held: HeldWorkspace, before: Lease, *, stubborn: bool) -> None:
-    why = "whose time was over" if not before.live(held.env.deps.now()) else "which is dead"
+    why = "whose time was over" if not before.live(await held.env.store.now()) else "which is dead"
     if stubborn:
         why = "which did not end when it was asked to"
     advice = LeaseTakenOver(f"the lease of workspace `{held.row.id}` was taken over from `{before.holder}`, {why}")

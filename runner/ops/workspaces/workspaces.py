@@ -18,7 +18,6 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.core.clock import now_microseconds
 from runner.core.errors import (
     BadSource,
     ForbiddenFiles,
@@ -104,8 +103,8 @@ class WorkspaceSummary(Struct, frozen=True):
 async def list_workspaces(settings: Settings) -> list[WorkspaceSummary]:
     """List every workspace, newest first, those of runs as well."""
     async with read_state(settings) as store:
-        rows, leases = await store.workspaces(), await store.leases()
-    held = {lease.workspace: lease for lease in states_of(leases, settings, now_microseconds())}
+        rows, leases, now = await store.workspaces(), await store.leases(), await store.now()
+    held = {lease.workspace: lease for lease in states_of(leases, settings, now)}
     return [WorkspaceSummary(row, held.get(row.id)) for row in rows]
 
 

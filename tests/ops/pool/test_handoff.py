@@ -41,7 +41,6 @@ class Kept:
             self.store,
             lambda name: self.provider,
             name="keeper",
-            now=lambda: round(trio.current_time() * 1e6),
             new_id=lambda: str(next(ids)),
             look=0.05,
         )

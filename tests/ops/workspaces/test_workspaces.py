@@ -31,7 +31,7 @@ from runner.ops.workspaces.maintenance import complete_changes, reap, reaping, s
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold, open_workspace_env
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.provider import Provider, SandboxSpec
-from runner.ports.store import ProjectRow, WorkspaceRow
+from runner.ports.store import ProjectRow, Store, WorkspaceRow
 from tests.support.folder_contents import everything, folder, put
 from tests.support.situations import git, leftovers
 
@@ -676,9 +676,19 @@ async def test_a_workspace_that_cannot_be_made_leaves_nothing(env: WorkspaceEnv,
 
 
 def later(env: WorkspaceEnv, seconds: float) -> WorkspaceEnv:
-    """The same env, at a later time."""
-    now = env.deps.now
-    return replace(env, deps=replace(env.deps, now=lambda: now() + round(seconds * SECOND)))
+    """The same env, when its store's clock shows a later time."""
+    return replace(env, store=cast(Any, Later(env.store, round(seconds * SECOND))))
+
+
+class Later:
+    def __init__(self, store: Store, microseconds: int) -> None:
+        self._store, self._more = store, microseconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def now(self) -> int:
+        return await self._store.now() + self._more
 
 
 @pytest.mark.scenario("LIF-13")
@@ -750,7 +760,7 @@ async def test_a_clock_that_jumps_takes_no_workspace_from_who_works_in_it(
             real = time.time_ns
             monkeypatch.setattr(time, "time_ns", lambda: real() + 40 * DAY * 10**9)
             before = await env.store.lease(row.id)
-            assert not before.live(env.deps.now())
+            assert not before.live(await env.store.now())
 
             first, second = await collect(house.settings, dry_run=False), await collect(house.settings, dry_run=False)
             async with house.open() as others:
@@ -765,7 +775,7 @@ async def test_a_clock_that_jumps_takes_no_workspace_from_who_works_in_it(
             assert (await env.store.lease(row.id)).id == before.id
             await held.write(ev.WorkspaceUsed(3_600.0, None))
             await held.lease_holder.refresh(held.write)
-            assert (await env.store.lease(row.id)).live(env.deps.now())
+            assert (await env.store.lease(row.id)).live(await env.store.now())
         monkeypatch.setattr(time, "time_ns", real)
         assert (await env.store.workspace(row.id)).status is S.READY
         assert (await env.store.lease(row.id)).id == ""
@@ -798,7 +808,7 @@ async def test_nothing_is_removed_right_after_the_clock_was_set(house: House) ->
     async with house.open(WORKSPACE_TTL="1s") as env:
         row = await ws.create(env, WorkspaceOptions())
         assert await unsteady(env, dry_run=False) is None
-        anchor = see_clock(env.deps.now())
+        anchor = see_clock(await env.store.now())
         await env.store.set_anchor(replace(anchor, offset=anchor.offset - 3_600 * SECOND))
         assert "forward by 3,600 s" in str(await unsteady(env, dry_run=True))
 
