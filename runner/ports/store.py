@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -125,6 +125,9 @@ class Reader(Protocol):
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
         """List the events of a run in order, those numbered above ``after``."""
+
+    def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
+        """Yield the events of a run numbered above ``after``, past and coming, without an end of its own."""
 
     async def counts(self) -> dict[str, int]:
         """Return the number of events in each journal, of runs and of workspaces."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
+import trio
 from msgspec.structs import replace
 
 from runner.core.clock import now_microseconds
@@ -62,6 +63,7 @@ class MemoryStore:
         self._pools: dict[str, PoolRow] = {}
         self._slots: dict[str, SlotRow] = {}
         self._counts: Counter[str] = Counter()
+        self._changed = trio.Event()  # set at the next append
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         at, rows = self._now(), dict(self._rows)
@@ -91,6 +93,8 @@ class MemoryStore:
         stored = [decode(encode(event)) for event in events]  # what a file would give back, or fail on
         first = len(history) + 1
         history += [Recorded(owner, seq, at, event) for seq, event in zip(count(first), stored, strict=False)]
+        self._changed.set()
+        self._changed = trio.Event()
         self._counts.update(what for event in stored if (what := count_name(event)))
         return history[first - 1 :]
 
@@ -141,6 +145,14 @@ class MemoryStore:
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
         return self._journal.get(run, [])[after:]
+
+    async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
+        while True:
+            changed = self._changed
+            for recorded in await self.events(run, after=after):
+                after = recorded.seq
+                yield recorded
+            await changed.wait()
 
     async def counts(self) -> dict[str, int]:
         return {owner: len(events) for owner, events in (*self._journal.items(), *self._of_workspaces.items())}

@@ -12,7 +12,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from itertools import count
@@ -82,6 +82,7 @@ from runner.store._workspaces import (
 
 OLDEST = 7  # of the schemas that are read; before it events had another form
 BUSY_MILLISECONDS = 5_000
+POLL = 0.2  # seconds between looks for events that another process has written: a search by the primary key
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
@@ -140,12 +141,22 @@ class Reader:
         self._path = path
         self._now = now
         self._limiter = trio.CapacityLimiter(1)
+        self._written = trio.Event()  # set at the next commit by this store; of others nothing is heard
 
     async def now(self) -> int:
         return self._now()
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
         return await self._in_thread(lambda: self._read_events(_RUN_JOURNAL, run, after))
+
+    async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
+        while True:
+            written = self._written
+            for recorded in await self.events(run, after=after):
+                after = recorded.seq
+                yield recorded
+            with trio.move_on_after(POLL):
+                await written.wait()
 
     async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
         return await self._in_thread(lambda: self._read_events(_WORKSPACE_JOURNAL, workspace, after))
@@ -343,6 +354,8 @@ class SqliteStore(Reader):
                     request.answer = StoreFailed(f"`{self._path}`: the commit did not come to an end")
             self._writing.set()
             self._writing = None
+            self._written.set()
+            self._written = trio.Event()
 
     def _commit(self, batch: Sequence[_Append]) -> None:
         """Write a batch in one transaction and leave an answer in each request."""

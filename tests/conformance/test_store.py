@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -200,6 +200,47 @@ async def test_an_empty_store_has_no_last_run(store: Store) -> None:
     assert await store.runs() == []
     with pytest.raises(UnknownRun):
         await store.find("last")
+
+
+async def test_a_store_dates_events_by_its_own_clock(open_on: OpenOn) -> None:
+    async with open_on(lambda: 5_000) as store:
+        (started,) = await store.append("a", [STARTED])
+
+        assert (await store.now(), started.at) == (5_000, 5_000)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+async def test_who_watches_a_run_sees_its_past_and_then_what_comes(store: Store, after: int) -> None:
+    await store.append("a", [STARTED, ev.StepStarted("agent")])
+    seen: list[int] = []
+
+    async def append() -> None:
+        for event in (ev.StepEnded("agent", succeeded()), ENDED, ev.ResourceRemoved("", "workspace", "w")):
+            await trio.sleep(0.01)
+            await store.append("b", [STARTED])
+            await store.append("a", [event])
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery, aclosing(store.watch("a", after=after)) as events:
+            nursery.start_soon(append)
+            async for recorded in events:
+                seen.append(recorded.seq)
+                if recorded.seq == 5:  # beyond the end, for that is for the caller to say
+                    break
+
+    assert seen == list(range(after + 1, 6))
+
+
+async def test_who_stops_to_watch_disturbs_nobody(store: Store) -> None:
+    await store.append("a", [STARTED])
+    with trio.move_on_after(0.05):
+        async with aclosing(store.watch("a")) as events:
+            async for _ in events:
+                pass
+
+    (ended,) = await store.append("a", [ENDED])
+
+    assert ended.seq == 2
 
 
 # --- leases ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -186,6 +186,18 @@ async def test_a_reader_sees_what_is_committed_while_the_writer_works(tmp_path: 
 
         assert [r.event for r in await reader.events("abc")] == [STARTED]
         assert (await reader.find("last")).id == "abc"
+
+
+async def test_a_reader_watches_what_another_process_writes(tmp_path: Path) -> None:
+    async with store_in(tmp_path) as store, open_reader(tmp_path / "state.db") as reader:
+        await store.append("a", [STARTED])
+        with trio.fail_after(10):
+            async with aclosing(reader.watch("a")) as events:
+                first = await anext(events)
+                await store.append("a", [ev.RunEnded(succeeded(), 0)])
+                second = await anext(events)
+
+    assert [first.event, second.event] == [STARTED, ev.RunEnded(succeeded(), 0)]
 
 
 async def test_a_reader_never_makes_a_store(tmp_path: Path) -> None:

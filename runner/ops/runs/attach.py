@@ -3,55 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import aclosing
 
 import trio
 
 from runner.core.errors import RunUnfinished
+from runner.core.nurseries import open_services
 from runner.engine.run import RunCancellation
 from runner.events.events import Recorded
 from runner.events.record import RunRecord, fold
 from runner.ports.sink import Sink
+from runner.ports.store import Reader
 
-POLL = 0.2  # seconds between looks at the journal
-
-
-class Journal(Protocol):
-    """A store, or a reader of one."""
-
-    async def events(self, run: str, *, after: int = 0) -> Sequence[Recorded]: ...
+LOOK = 0.2  # seconds between looks at the runner and the clock
 
 
 async def follow(
-    run: str,
-    store: Journal,
-    sinks: Sequence[Sink],
-    control: RunCancellation,
-    *,
-    now: Callable[[], int],
-    is_locked: Callable[[], bool],
+    run: str, store: Reader, sinks: Sequence[Sink], control: RunCancellation, *, is_locked: Callable[[], bool]
 ) -> RunRecord:
     """Pass every event of a run to the sinks, from first to last, and return its record.
 
-    Raises ``RunUnfinished`` when the run has lost its runner, as ``is_held`` says, when it has not ended by its
+    Raises ``RunUnfinished`` when the run has lost its runner, as ``is_locked`` says, when it has not ended by its
     deadline and stop budget, or when ``control`` stops the wait. The run itself goes on.
     """
-    record, seen = RunRecord(run), 0
+    record, seen, lost = RunRecord(run), 0, False
+
+    def tell(recorded: Recorded) -> None:
+        nonlocal seen
+        fold(record, recorded)
+        seen = recorded.seq
+        for sink in sinks:
+            sink(recorded)
+
+    async def look() -> None:
+        """Stop the watching when nobody is left to write the end, or when its time is over."""
+        nonlocal lost
+        while not lost and not (record.started and await store.now() > _latest(record, control)):
+            await trio.sleep(LOOK)
+            lost = not is_locked()
+        watching.cancel()
+
     with control.work:
-        while True:
-            lives = is_locked()  # asked before the journal: who has let go has written the end
-            for recorded in await store.events(run, after=seen):
-                fold(record, recorded)
-                seen = recorded.seq
-                for sink in sinks:
-                    sink(recorded)
-            if record.ended is not None:
-                return record
-            if not lives:
-                raise RunUnfinished(f"run `{run}` has lost its runner", hint=f"run `runner recover {run}`")
-            if now() > record.started + (record.deadline_seconds + control.stop_budget_seconds + POLL) * 1e6:
-                break
-            await trio.sleep(POLL)
+        with trio.CancelScope() as watching:
+            async with open_services() as services, aclosing(store.watch(run)) as events:
+                services.start_soon(look)
+                async for recorded in events:
+                    tell(recorded)
+                    if record.ended is not None:
+                        return record
+        for recorded in await store.events(run, after=seen) if lost else ():  # who has let go has written the end
+            tell(recorded)
+    if record.ended is not None:
+        return record
+    if lost:
+        raise RunUnfinished(f"run `{run}` has lost its runner", hint=f"run `runner recover {run}`")
     raise RunUnfinished(
         f"run `{run}` has not ended", hint=f"runner runs show {run}; or start a new run with another --run-key"
     )
+
+
+def _latest(record: RunRecord, control: RunCancellation) -> float:
+    """Return the moment by which a run must have ended."""
+    return record.started + (record.deadline_seconds + control.stop_budget_seconds + LOOK) * 1e6

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_files import read_account, write_comparisons
 from runner.artifacts.run_lock import is_locked
-from runner.core.clock import now_microseconds
 from runner.core.errors import Attached, RunExists, RunnerError, RunOver, UsageError
 from runner.core.home import run_directory
 from runner.core.ids import is_run_id, run_id
@@ -189,7 +188,7 @@ async def start_in(
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
                 handle.id = taken.run
                 held = partial(is_locked, RunPaths(settings.home, taken.run).directory)
-                record = await follow(taken.run, store, sinks, handle.control, now=now_microseconds, is_locked=held)
+                record = await follow(taken.run, store, sinks, handle.control, is_locked=held)
             handle.record = record
             handle.ended.set()
 

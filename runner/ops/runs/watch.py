@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from runner.artifacts.run_lock import is_locked
-from runner.core.clock import now_microseconds
 from runner.core.errors import BadPlanFile
 from runner.core.settings import Settings
 from runner.engine.run import RunCancellation
@@ -30,7 +29,7 @@ async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) ->
     stop_budget = float(planned(stored).get("stop_budget_seconds", 0.0)) + _LATE
     held = partial(is_locked, stored.directory)
     async with read_state(settings) as store:
-        return await follow(run, store, sinks, RunCancellation(stop_budget), now=now_microseconds, is_locked=held)
+        return await follow(run, store, sinks, RunCancellation(stop_budget), is_locked=held)
 
 
 def planned(stored: StoredRun) -> dict[str, Any]:
