@@ -24,9 +24,11 @@ from runner.events.record import RunRecord, fold
 from runner.plan.model import RunPlan
 from runner.ports.git import Snapshot
 from runner.ports.provider import Provider
-from runner.runtime.context import RunContext, RunDependencies, RunPaths
+from runner.runtime.context import EventBuffer, RunContext, RunDependencies, RunPaths
 from runner.runtime.incident_files import is_latest
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
+from runner.runtime.run_workspace import RunWorkspace
+from runner.runtime.sandbox_session import SandboxSession
 from runner.safefs import trees
 from runner.steps.clone.plan import CloneBody
 from runner.steps.provision.plan import ProvisionBody
@@ -234,24 +236,31 @@ class _Ending:
             return failed(Reason.PLATFORM, "the journal does not say what the work is to be compared with")
         await trio.to_thread.run_sync(trees.remove, self._paths.directory / "output")  # half a copy of it
         async with trio.open_nursery() as services:
+            started = [step for step in plan.steps if record.steps[step.id].started is not None]
+            events = EventBuffer(self._emit_news)
             run = RunContext(
                 id=record.id,
                 plan=plan,
                 digest=record.plan,
                 paths=self._paths,
                 deps=self._deps,
-                emit=self._emit_news,
-                services=services,
+                events=events,
                 lease_holder=self.lease_holder,
+                workspace=RunWorkspace(
+                    provider=provider,
+                    handle=handle,
+                    inputs=tuple(inputs),
+                    injected_files=record.injected_files,
+                    protected=record.protected,
+                ),
+                sandboxes=SandboxSession(services, events.emit),
+                rehearsal=record.rehearsal,
+                unchecked=tuple(dict.fromkeys(secret.name for step in started for secret in step.secrets)),
             )
-            run.provider, run.handle, run.inputs = provider, handle, tuple(inputs)
-            run.injected_files, run.protected, run.rehearsal = record.injected_files, record.protected, record.rehearsal
-            started = [step for step in plan.steps if record.steps[step.id].started is not None]
-            run.unchecked = tuple(dict.fromkeys(secret.name for step in started for secret in step.secrets))
             if base is not None:
-                run.cloned(base)
+                run.workspace.cloned(base)
             if snapshot := record.snapshot:
-                run.snapshot = Snapshot(
+                run.results.snapshot = Snapshot(
                     snapshot.commit, snapshot.tree, snapshot.base, snapshot.entries, snapshot.ignored
                 )
             # By now the incident may have the output of a later run; then this one's stays here.

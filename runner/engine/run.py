@@ -12,6 +12,7 @@ from importlib import import_module
 
 import trio
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from runner import __version__
 from runner.core.errors import (
@@ -34,10 +35,12 @@ from runner.events.record import RunRecord, fold
 from runner.lifecycle.lease import TTL
 from runner.plan.model import RunPlan, Step, graph_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
-from runner.runtime.context import CurrentStep, ResumeState, RunContext, RunDependencies, RunPaths
+from runner.runtime.context import CurrentStep, EventBuffer, ResumeState, RunContext, RunDependencies, RunPaths
 from runner.runtime.disk_watch import outgrown, size_of, too_large, watched
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.runtime.removal import fall_back
+from runner.runtime.run_workspace import RunWorkspace
+from runner.runtime.sandbox_session import SandboxSession
 from runner.steps.provision.plan import ProvisionBody
 from runner.steps.provision.run import next_fit
 
@@ -140,18 +143,21 @@ async def execute_run(
     try:
         with control.sandboxes:
             async with trio.open_nursery() as services:
+                events = EventBuffer(journal.emit)
                 run = RunContext(
                     id=id,
                     plan=plan,
                     digest=digest,
                     paths=paths,
                     deps=deps,
-                    emit=journal.emit,
-                    services=services,
+                    events=events,
                     lease_holder=lease_holder,
-                    kept=resumption.kept if resumption is not None else None,
+                    workspace=RunWorkspace(),
+                    sandboxes=SandboxSession(services, events.emit),
+                    rehearsal=deps.gateway.rehearsal,
+                    resume_source=resumption.kept if resumption is not None else None,
                     attempt=resumption.attempt if resumption is not None else None,
-                    secrets=secrets,
+                    secrets=secrets or {},
                 )
                 services.start_soon(_keep_lease, journal, plan.stop_budget_seconds)
                 try:
@@ -262,7 +268,7 @@ async def _work(phase: _PhaseRunner) -> None:
     with control.work as work:
         work.deadline = phase.deadline = trio.current_time() + phase.plan.deadline_seconds
         control.start_stop_budget(work.deadline)
-        phase.run.pending_events.append(ev.PhaseStarted("work"))
+        phase.run.events.pending.append(ev.PhaseStarted("work"))
         await phase.perform(phase.plan.phase("work"))
 
 
@@ -277,7 +283,7 @@ async def _finalize(phase: _PhaseRunner) -> None:
             await phase.run.emit(ev.CancelRequested("lease"))
         elif control.work.cancel_called:
             await phase.run.emit(ev.CancelRequested("deadline"))
-        phase.run.pending_events.append(ev.PhaseStarted("finalize"))
+        phase.run.events.pending.append(ev.PhaseStarted("finalize"))
         # The agent ran, but work ended before its hooks: they come first now, while there are sandboxes.
         phase.deadline = control.sandboxes.deadline
         if overdue := _overdue_hooks(plan, record):
@@ -322,13 +328,13 @@ class _PhaseRunner(Struct):
             await self._tell()
 
     async def _tell(self) -> None:
-        if self.run.pending_events:
+        if self.run.events.pending:
             await self.run.emit()
 
     def _outcome(self, name: str) -> Outcome | None:
         """Return the outcome of a step that has ended."""
         told = (
-            event.outcome for event in self.run.pending_events if isinstance(event, ev.StepEnded) and event.step == name
+            event.outcome for event in self.run.events.pending if isinstance(event, ev.StepEnded) and event.step == name
         )
         return next(told, self.record.steps[name].outcome)
 
@@ -358,7 +364,7 @@ class _PhaseRunner(Struct):
     def _fallen(self, steps: Sequence[Step]) -> tuple[str, Outcome] | None:
         """Return the first failed step and its outcome, if another provider may do better."""
         run = self.run
-        if run.agent_started or run.provider is None or self.control.work.cancel_called:
+        if run.results.agent_started or run.workspace.provider is None or self.control.work.cancel_called:
             return None
         for step in steps:
             outcome = self.record.steps[step.id].outcome
@@ -368,7 +374,7 @@ class _PhaseRunner(Struct):
 
     async def _attempt(self, step: Step) -> None:
         if blocker := self._blocked(step):
-            self.run.pending_events.append(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
+            self.run.events.pending.append(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
             return
         reused = [ev.StepReused(step.id, *self.reused[step.id])] if step.id in self.reused else []
         await self.run.emit(ev.StepStarted(step.id), *reused)
@@ -376,10 +382,11 @@ class _PhaseRunner(Struct):
         stops = _StopCauses(
             step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.finalizing
         )
-        self.run.current_step = current_step = CurrentStep(step.id, stops.explain)
+        current_step = CurrentStep(step.id, stops.explain)
+        run = replace(self.run, current_step=current_step)
         try:
             with trio.CancelScope(deadline=min(stops.own, stops.outer)) as scope:
-                work = _restore(step, self.run, reused[0].from_run) if reused else _perform(step, self.run)
+                work = _restore(step, run, reused[0].from_run) if reused else _perform(step, run)
                 outcome = await self._within_disk(stops, scope, work)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
             outcome = _broken(group, end_unknown=current_step.end_unknown)
@@ -387,8 +394,8 @@ class _PhaseRunner(Struct):
                 await self.run.emit(ev.ProcessEscaped(step.id, error.message))
         finally:
             if step.secrets:
-                self.run.begin_close()  # no later step may find what was in this one's sandbox
-            self.run.pending_events.append(ev.StepEnded(step.id, outcome or stops.outcome(current_step.awaited)))
+                self.run.sandboxes.begin_close()  # no later step may find what was in this one's sandbox
+            self.run.events.pending.append(ev.StepEnded(step.id, outcome or stops.outcome(current_step.awaited)))
 
     async def _within_disk(self, stops: _StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Perform a step, and cancel it when its workspace exceeds a disk limit that the provider does not enforce."""

@@ -22,19 +22,19 @@ _MOST = 16 << 20  # bytes of a copy
 
 async def place_in_tree(run: RunContext, wanted: ContextFile | None) -> None:
     """Copy it to the root of the tree, if nothing has its name there. Nothing may run in the tree yet."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     path = handle.tree / AGENTS_FILE
     if wanted is None or await trio.to_thread.run_sync(os.path.lexists, path):
         return
     content = await trio.to_thread.run_sync(read_input, wanted)
     await run.emit(ev.FileInjected(AGENTS_FILE, wanted.sha256))
-    run.injected_files = {AGENTS_FILE: wanted.sha256}
+    run.workspace.injected_files = {AGENTS_FILE: wanted.sha256}
     await trio.to_thread.run_sync(write_new, path, content, 0o644)
 
 
 async def place_in_project(run: RunContext, wanted: ContextFile | None) -> None:
     """Make it that of the project's directory, whole at every moment, since others are at work there."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     if wanted is None or handle.project_tree is None:
         return
     content = await trio.to_thread.run_sync(read_input, wanted)
@@ -57,9 +57,9 @@ def replace_in_project(directory: Path, content: bytes, uid: int) -> None:
 
 def changed(run: RunContext) -> tuple[str, ...]:
     """Say what became of the copies that were changed. Nothing may run in the tree."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     warnings = []
-    for name, wanted in run.injected_files.items():
+    for name, wanted in run.workspace.injected_files.items():
         try:
             same = sha256(safe_open.read_beneath(handle.tree, name, _MOST)).hexdigest() == wanted
         except OSError:

@@ -36,7 +36,7 @@ async def open_cluster(
     if cluster is None:
         yield None
         return
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     file = handle.private / "kube" / _FILE
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 

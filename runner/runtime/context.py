@@ -17,7 +17,7 @@ import trio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from runner.core.errors import InputChanged, PlatformError, WorkspaceLost
+from runner.core.errors import InputChanged, PlatformError
 from runner.core.home import SCRATCH, private_repository, run_directory, workspace_directory
 from runner.core.model import Feature, Handle, Lease, PoolMissReason, SavedWork, SlotKey, StopStage
 from runner.core.redact import Redactor, Secret
@@ -32,6 +32,8 @@ from runner.ports.provider import Paths, Probe, Provider, SandboxSpec, Workspace
 from runner.runtime.lease_holder import Emit, LeaseHolder
 from runner.runtime.mount_plan import MountPlan
 from runner.runtime.path_digests import digests
+from runner.runtime.run_workspace import RunWorkspace
+from runner.runtime.sandbox_session import SandboxSession
 from runner.runtime.tree_scan import ScanResult
 from runner.safefs import trees
 from runner.spec import template
@@ -159,94 +161,66 @@ class CurrentStep(Struct):
     awaited: str = ""
 
 
-class Sandbox(Struct):
-    workspace: Workspace
-    mount_plan: object
-    closing: trio.Event = field(default_factory=trio.Event)
-    closed: trio.Event = field(default_factory=trio.Event)
-    failure: PlatformError | None = None
+class EventBuffer(Struct):
+    """Emits events of a run. ``pending`` ones are written with the next, since each write waits for the disk.
 
-
-class RunContext:
-    """State that the steps of one run share. It belongs to one task at a time: steps of a run follow each other.
-
-    ``pending_events`` are written together with the next emitted event, since each write waits for the disk. Use them
-    right before another event only: what happens next may rest on emitted ones alone.
+    Append to ``pending`` right before another event only: what happens next may rest on emitted ones alone.
     """
 
-    def __init__(
-        self,
-        *,
-        id: str,
-        plan: RunPlan,
-        digest: str,
-        paths: RunPaths,
-        deps: RunDependencies,
-        emit: Emit,
-        services: trio.Nursery,
-        lease_holder: LeaseHolder,
-        kept: ResumeSource | None = None,
-        attempt: PreviousAttempt | None = None,
-        secrets: Mapping[str, Secret] | None = None,
-    ) -> None:
-        self.id = id
-        self.plan = plan
-        self.digest = digest  # of the plan that this run is of
-        self.paths = paths
-        self.deps = deps
-        self.rehearsal = deps.gateway.rehearsal
-        self.pending_events: list[ev.Event] = []
-        self._emit = emit
-        self.lease_holder = lease_holder
-        self.resume_source = kept
-        self.attempt = attempt
-        self.secrets = secrets or {}
-        self._services = services  # outlives work, so that finalize finds its sandboxes' services alive
-        self.current_step: CurrentStep | None = None
-        self.provider: Provider | None = None
-        self.probe: Probe | None = None
-        self.handle: Handle | None = None
-        self.pool_miss: PoolMissReason | None = None  # why the workspace was not had warm, if it should have been
-        self.provider_name: str | None = None  # of the chain of providers
-        self.rejected_providers: dict[str, str] = {}  # those that were tried, or could not be, with the reason
-        self.abandoned: dict[str, Provider] = {}  # workspaces that were fallen back from and are still there
-        self.agent_started = False  # the agent may have begun: no other provider is tried any more
-        self.inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
-        self.injected_files: dict[str, str] = {}  # files of the runner's own in the tree, with the digest of each
-        self.protected: dict[str, str] = {}  # what was there before any command, as ``_content.digests`` tells it
-        self.base: str | None = None
-        self.scan: ScanResult | None = None
-        self.offending: frozenset[bytes] = frozenset()
-        self.agent_succeeded = False
-        self.context = b""  # of the incident, for the agent's prompt
-        self.unchecked: tuple[str, ...] = ()  # secrets whose values are not known here any more, to look for them
-        self.snapshot: Snapshot | None = None
-        self.saved_work: SavedWork | None = None
-        self._repository = False
-        self._sandbox: Sandbox | None = None
+    write: Emit
+    pending: list[ev.Event] = []
 
     async def emit(self, *events: ev.Event) -> None:
-        pending_events, self.pending_events = self.pending_events, []
-        await self._emit(*pending_events, *events)
+        pending, self.pending = self.pending, []
+        await self.write(*pending, *events)
+
+
+class StepResults(Struct):
+    """What steps found, for those that follow them, by the kind of step; all is in the journal as well."""
+
+    context: bytes = b""  # preload: of the incident, for the agent's prompt
+    agent_started: bool = False  # the agent may have begun: no other provider is tried any more
+    agent_succeeded: bool = False
+    scan: ScanResult | None = None
+    offending: frozenset[bytes] = frozenset()  # scan and snapshot: paths that break policy
+    snapshot: Snapshot | None = None
+    saved_work: SavedWork | None = None
+
+
+class RunContext(Struct, frozen=True, kw_only=True):
+    """What the steps of one run share; each step gets one of its own, with ``step`` set.
+
+    Steps of a run follow each other: ``workspace``, ``sandboxes`` and ``results`` belong to one task at a time.
+    """
+
+    id: str
+    plan: RunPlan
+    digest: str  # of the plan that this run is of
+    paths: RunPaths
+    deps: RunDependencies
+    events: EventBuffer
+    lease_holder: LeaseHolder
+    sandboxes: SandboxSession
+    workspace: RunWorkspace
+    results: StepResults = field(default_factory=StepResults)
+    rehearsal: str | None = None
+    resume_source: ResumeSource | None = None
+    attempt: PreviousAttempt | None = None
+    secrets: Mapping[str, Secret] = {}
+    unchecked: tuple[str, ...] = ()  # secrets whose values are not known here any more, to look for them
+    current_step: CurrentStep | None = None
+
+    async def emit(self, *events: ev.Event) -> None:
+        await self.events.emit(*events)
 
     @property
     def workspace_id(self) -> str:
         return self.lease_holder.workspace
 
-    def attach(self, provider: Provider, probe: Probe, handle: Handle | None) -> None:
-        """Set the workspace's provider, before the workspace is created, and its handle once it exists."""
-        self.provider, self.probe, self.handle = provider, probe, handle
-
-    def require(self) -> tuple[Provider, Handle]:
-        assert self.provider is not None  # every step that calls this needs provision
-        assert self.handle is not None
-        return self.provider, self.handle
-
-    def reset_workspace(self) -> None:
-        """Forget everything about a workspace that the run falls back from."""
-        self.provider = self.probe = self.handle = self.base = self.pool_miss = None
-        self.inputs, self.injected_files, self.protected, self.context = (), {}, {}, b""
-        self._repository = False
+    @property
+    def step(self) -> CurrentStep:
+        assert self.current_step is not None  # the engine performs steps only
+        return self.current_step
 
     async def retry(self, what: str, act: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of ``act``, repeated after a platform error that may pass: a few times, with growing pauses
@@ -254,8 +228,6 @@ class RunContext:
 
         Raises the last error, and at once one that does not pass or took long. The deadline is the caller's.
         """
-        assert self.current_step is not None  # the engine performs steps only
-        step = self.current_step.step
         for pause in pauses(self.deps.chance):
             began = trio.current_time()
             try:
@@ -263,7 +235,7 @@ class RunContext:
             except PlatformError as error:
                 if not error.passes or trio.current_time() - began > SLOW:
                     raise
-                await self.emit(ev.RetryScheduled(step, what, error.code, error.message, pause))
+                await self.emit(ev.RetryScheduled(self.step.step, what, error.code, error.message, pause))
             await trio.sleep(pause)
         return await act()
 
@@ -272,35 +244,31 @@ class RunContext:
 
         A new one holds the work of the resumed run, or is empty.
         """
-        if not self._repository:
+        if not self.workspace.has_repository:
             git, kept = self.deps.git, self.resume_source
             await trio.to_thread.run_sync(trees.remove, self.paths.repository)
             if kept is not None:
                 await git.fetch(kept.repository, kept.commit, into=self.paths.repository, depth=None)
             else:
                 await git.create_empty(self.paths.repository)
-            self._repository = True
+            self.workspace.has_repository = True
         return self.paths.repository
-
-    def cloned(self, base: str) -> None:
-        self._repository, self.base = True, base
 
     def author(self) -> Author:
         return Author("runner", "runner@localhost", self.deps.now() // 1_000_000)
 
-    # --- sandboxes ---
-
     async def open(self, mount_plan: MountPlan) -> Workspace:
         """Return the sandbox for ordinary steps: the open one if it has this mount plan, else a new one."""
-        if self._sandbox is not None and self._sandbox.mount_plan == mount_plan and not self._sandbox.closing.is_set():
-            return self._sandbox.workspace
-        _, handle = self.require()
-        protects = self.probe is not None and self.probe.enforces(Feature.PROTECTED_PATHS)
+        if (workspace := self.sandboxes.opened(mount_plan)) is not None:
+            return workspace
+        _, handle = self.workspace.require()
+        probe = self.workspace.probe
+        protects = probe is not None and probe.enforces(Feature.PROTECTED_PATHS)
         inputs = mount_plan.inputs if protects else ()  # copies anyway, so a provider that cannot is no danger to them
-        if mount_plan.protected and not self.protected:
+        if mount_plan.protected and not self.workspace.protected:
             look = partial(digests, handle.tree, mount_plan.protected, checkpoint=trio.from_thread.check_cancelled)
-            self.protected = await trio.to_thread.run_sync(look)
-            await self.emit(ev.ProtectedPathsHashed(self.protected))
+            self.workspace.protected = await trio.to_thread.run_sync(look)
+            await self.emit(ev.ProtectedPathsHashed(self.workspace.protected))
         for shown, name in ((mount_plan.incident, "incident"), (mount_plan.cluster, "kube")):
             if shown:  # an incident may have no files, and a kubeconfig comes later
                 (handle.private / name).mkdir(mode=0o755, exist_ok=True)
@@ -308,69 +276,12 @@ class RunContext:
         spec = replace(mount_plan.sandbox_spec, mounts=mounts, protected=(*mount_plan.protected, *inputs))
         return await self.open_as(spec, mount_plan)
 
-    async def open_as(self, spec: SandboxSpec, mount_plan: object) -> Workspace:
-        """Close what is open and start a sandbox on the run's workspace."""
-        await self.close()
+    async def open_as(self, spec: SandboxSpec, mount_plan: MountPlan | None = None) -> Workspace:
+        """Close what is open and start a sandbox on the run's workspace, for ordinary steps if with a mount plan."""
+        await self.sandboxes.close()
         self.lease_holder.require()
-        start = partial(self._services.start, self._keep, spec, mount_plan)
-        sandbox: Sandbox = await self.retry("starting the sandbox", start)
-        self._sandbox = sandbox
-        return sandbox.workspace
-
-    async def _keep(self, spec: SandboxSpec, mount_plan: object, task_status: trio.TaskStatus[Sandbox]) -> None:
-        provider, handle = self.require()
-        sandbox: Sandbox | None = None
-        try:
-            async with provider.open(handle, spec) as workspace:
-                sandbox = Sandbox(workspace, mount_plan)
-                task_status.started(sandbox)
-                await sandbox.closing.wait()
-        except PlatformError as error:
-            if sandbox is None:
-                raise  # out of ``start``
-            sandbox.failure = error  # a lost sandbox must not take finalize down; whoever closes it hears of it
-        finally:
-            if sandbox is not None:
-                sandbox.closed.set()
-
-    def begin_close(self) -> None:
-        """Begin to end the open sandbox, if there is one: no further command runs in it."""
-        if self._sandbox is not None:
-            self._sandbox.closing.set()
-
-    async def end_processes(self) -> None:
-        """End every process in the open sandbox, without waiting for the rest of its removal: ``close`` does that."""
-        if (sandbox := self._sandbox) is None:
-            return
-        sandbox.closing.set()
-        async with trio.open_nursery() as nursery:
-
-            async def hear(event: trio.Event) -> None:
-                await event.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(hear, sandbox.workspace.terminated)
-            nursery.start_soon(hear, sandbox.closed)
-        if sandbox.closed.is_set():
-            await self.close()
-
-    async def close(self) -> None:
-        """End the open sandbox and every process in it. Raises any failure of it since it was opened.
-
-        A lost sandbox is only a warning: the command that it took along has raised already.
-        """
-        if self._sandbox is None:
-            return
-        sandbox = self._sandbox
-        sandbox.closing.set()
-        await sandbox.closed.wait()
-        self._sandbox = None
-        if isinstance(sandbox.failure, WorkspaceLost):
-            await self.emit(ev.WarningIssued(sandbox.failure.code, sandbox.failure.message))
-        elif sandbox.failure is not None:
-            raise sandbox.failure
-
-    # --- values ---
+        opening = partial(self.sandboxes.start, *self.workspace.require(), spec, mount_plan)
+        return await self.retry("starting the sandbox", opening)
 
     def values(self, **run: object) -> dict[str, object]:
         return {**self.plan.values, "run": {"id": self.id, "name": self.plan.name, **run}}
@@ -394,11 +305,8 @@ class RunContext:
         }
         if "incident" in self.plan.values:
             variables["RUNNER_INCIDENT"] = paths.incident
-        if (
-            self._sandbox is not None
-            and isinstance(self._sandbox.mount_plan, MountPlan)
-            and self._sandbox.mount_plan.cluster
-        ):
+        mount_plan = self.sandboxes.mount_plan
+        if mount_plan is not None and mount_plan.cluster:
             variables["KUBECONFIG"] = f"{paths.kube}/config"
         return variables
 

@@ -20,7 +20,7 @@ def watched(run: RunContext, kind: str) -> tuple[Path, ...]:
     """List the directories that commands of a step kind fill, if the run must enforce their limit itself."""
     if kind not in _WRITING:
         return ()
-    handle, probe = run.handle, run.probe
+    handle, probe = run.workspace.handle, run.workspace.probe
     if handle is None or probe is None or run.plan.limits.disk_bytes is None or handle.project_tree is not None:
         return ()
     return (handle.private, handle.tree) if Feature.DISK in probe.watched else ()

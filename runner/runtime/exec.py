@@ -110,7 +110,7 @@ def written(logs: tuple[LogFile, LogFile]) -> tuple[int, int]:
 def blame(run: RunContext, step: str, logs: tuple[LogFile, LogFile], since: tuple[int, int]) -> None:
     """Record where the output of a failed command lies, which started at ``written`` bytes."""
     out, err = zip(since, written(logs), strict=True)
-    run.pending_events.append(ev.CommandFailed(step, out, err))
+    run.events.pending.append(ev.CommandFailed(step, out, err))
 
 
 async def run_command(
@@ -128,8 +128,7 @@ async def run_command(
     Every stop stage is an event by the time this call ends, but stopping does not wait for the journal. Raises
     ``trio.TooSlowError`` when the command was stopped after ``seconds``.
     """
-    current_step = run.current_step
-    assert current_step is not None  # the engine performs steps only
+    current_step = run.step
     deadline = trio.current_time() + seconds
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
@@ -137,7 +136,7 @@ async def run_command(
         reached = current_step.explain(stage, deadline)
         send.send_nowait(replace(reached, reason=StopReason.LEFT_RUNNING) if ended else reached)
         if stage is StopStage.SANDBOX:
-            run.begin_close()
+            run.sandboxes.begin_close()
 
     def on_oom(count: int) -> None:
         send.send_nowait(ev.OomKilled(current_step.step, count))
@@ -158,7 +157,7 @@ async def run_command(
                 )
             except* WorkspaceLost:
                 current_step.end_unknown = True
-                run.begin_close()
+                run.sandboxes.begin_close()
                 raise
     raise trio.TooSlowError
 

@@ -29,11 +29,13 @@ def policy_of(specs: Sequence[PolicySpec]) -> PathPolicy:
 
 async def scan_tree(run: RunContext, step: str, specs: Sequence[PolicySpec]) -> ScanResult:
     """Scan the tree on disk, and record its violations."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     result = _with(await _scan(run, specs), await _changed(run))
-    run.scan, run.offending = result, result.offending
+    run.results.scan, run.results.offending = result, result.offending
     shown = await output_leaks(run.deps.redact, handle.private / "output")
-    result = run.scan = replace(result, violations=result.violations + shown)  # no file of the tree offends by that
+    result = run.results.scan = replace(
+        result, violations=result.violations + shown
+    )  # no file of the tree offends by that
     if result.violations:
         await run.emit(ev.ViolationsFound(step, result.violations))
     return result
@@ -43,7 +45,7 @@ async def scan_checkout(run: RunContext, step: str, specs: Sequence[PolicySpec])
     """Scan the tree before anything runs in it; a clean tree now says nothing about later."""
     violations = (await scan_tree(run, step, specs)).violations
     if not violations:
-        run.scan = None
+        run.results.scan = None
     return violations
 
 
@@ -57,9 +59,9 @@ def broken(violations: Sequence[Violation], where: str = "") -> Outcome:
 
 
 async def _scan(run: RunContext, specs: Sequence[PolicySpec]) -> ScanResult:
-    _, handle = run.require()
+    _, handle = run.workspace.require()
 
-    skipped = (".git", *run.injected_files)
+    skipped = (".git", *run.workspace.injected_files)
     return await trio.to_thread.run_sync(
         lambda: scan(handle.tree, policy_of(specs), skip_top=skipped, should_stop=_stopping)
     )
@@ -72,8 +74,8 @@ def _stopping() -> bool:
 
 async def _changed(run: RunContext) -> tuple[Violation, ...]:
     """Find protected paths that have changed since before the first command."""
-    _, handle = run.require()
-    before = run.protected
+    _, handle = run.workspace.require()
+    before = run.workspace.protected
     if not before:
         return ()
     look = partial(digests, handle.tree, before, checkpoint=trio.from_thread.check_cancelled)
@@ -97,20 +99,20 @@ async def commit_tree(
     run: RunContext, step: str, specs: Sequence[PolicySpec], message: str
 ) -> tuple[Snapshot, list[Change], tuple[Violation, ...]]:
     """Commit the tree on disk without offending files; changes that break policy offend from then on."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     repository = await run.repository()
-    foreign = {name.encode() for name in (*run.inputs, *run.injected_files)}
-    wanted = SnapshotOptions(message, run.author(), run.offending | foreign)
+    foreign = {name.encode() for name in (*run.workspace.inputs, *run.workspace.injected_files)}
+    wanted = SnapshotOptions(message, run.author(), run.results.offending | foreign)
     git = run.deps.git
-    snapshot = await git.snapshot(repository, handle.tree, run.base, wanted)
-    nothing = run.base is None and not snapshot.entries  # as most triages change, without asking git
-    changes = [] if nothing else await git.changes(repository, run.base, snapshot.commit)
+    snapshot = await git.snapshot(repository, handle.tree, run.workspace.base, wanted)
+    nothing = run.workspace.base is None and not snapshot.entries  # as most triages change, without asking git
+    changes = [] if nothing else await git.changes(repository, run.workspace.base, snapshot.commit)
     sizes = ((_text(change.path), change.entry.size if change.entry else None) for change in changes)
     violations = policy_of(specs).judge_changes(sizes) + await leaks(run.deps.redact, handle.tree, changes)
     unusable = await judge_usable(run, snapshot, changes)
     if violations or unusable:
         named = {printable_path(_text(change.path)): change.path for change in changes}
-        run.offending |= {named[violation.path] for violation in violations} | unusable.keys()
+        run.results.offending |= {named[violation.path] for violation in violations} | unusable.keys()
         violations += tuple(unusable.values())
         await run.emit(ev.ViolationsFound(step, violations))
     return snapshot, changes, violations

@@ -31,28 +31,29 @@ async def fall_back(run: RunContext, step: str, outcome: Outcome, attempt: int, 
     Remains of the old one are a warning, and the run's end tries again. Cancelled, the old one is the run's, without
     any work to save.
     """
-    provider, left, name = run.provider, run.workspace_id, run.provider_name
+    provider, left, name = run.workspace.provider, run.workspace_id, run.workspace.provider_name
     assert provider is not None  # only what has a workspace is fallen back from
     assert name is not None
-    run.handle = None
+    run.workspace.handle = None
     if not await _is_removed(run, step, provider, left):
-        run.abandoned[left] = provider
+        run.workspace.abandoned[left] = provider
     await trio.to_thread.run_sync(trees.remove, run.paths.repository)
-    run.rejected_providers[name] = f"{step}: {outcome.message}"
+    run.workspace.rejected_providers[name] = f"{step}: {outcome.message}"
     fallen = ev.FallbackStarted(step, name, outcome.message, attempt, again)
     await run.lease_holder.move(f"{run.id}-{attempt}", run.emit, fallen)
-    run.reset_workspace()
+    run.workspace.reset()
+    run.results.context = b""
 
 
 async def remove_abandoned(run: RunContext, step: str) -> None:
     """Retry removing workspaces that a fallback has left behind; failures become warnings."""
-    for workspace, provider in run.abandoned.items():
+    for workspace, provider in run.workspace.abandoned.items():
         await _is_removed(run, step, provider, workspace)
 
 
 async def _is_removed(run: RunContext, step: str, provider: Provider, workspace: str) -> bool:
     try:
-        await run.close()
+        await run.sandboxes.close()
         await remove(run, step, provider, workspace)
     except (PlatformError, OSError) as failure:
         error = HostRefused.of(failure) if isinstance(failure, OSError) else failure

@@ -16,10 +16,10 @@ from runner.safefs import trees
 async def restore_tree(run: RunContext) -> None:
     """Put the earlier work into the private repository, and on disk in place of what is there."""
     assert run.resume_source is not None  # or nothing is taken over
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     repository = await run.repository()
     await trio.to_thread.run_sync(_clear, handle.tree)
-    run.injected_files = {}  # went with the rest
+    run.workspace.injected_files = {}  # went with the rest
     await run.deps.git.materialise(repository, run.resume_source.commit, handle.tree)
 
 
@@ -30,14 +30,14 @@ async def restore_commits(run: RunContext) -> None:
     if taken is None:
         return
     if taken.bundle is not None:
-        assert run.base is not None  # or there would be no bundle
+        assert run.workspace.base is not None  # or there would be no bundle
         git, quarantine, to = run.deps.git, run.paths.quarantine, run.paths.directory / taken.bundle
         try:
             content = await trio.to_thread.run_sync((run.resume_source.directory / taken.bundle).read_bytes)
-            authored = await git.quarantine(run.paths.repository, content, run.base, into=quarantine)
+            authored = await git.quarantine(run.paths.repository, content, run.workspace.base, into=quarantine)
             if authored[-1].commit != taken.commit:
                 raise WorkMissing(f"`{run.resume_source.directory / taken.bundle}` is not the bundle that the run made")
-            await git.accept(run.paths.repository, quarantine, run.base, taken.commit, to=to)
+            await git.accept(run.paths.repository, quarantine, run.workspace.base, taken.commit, to=to)
         finally:
             trees.remove(quarantine)
         content = await trio.to_thread.run_sync(to.read_bytes)

@@ -41,9 +41,8 @@ async def variables(run: RunContext, workspace: Workspace) -> dict[str, str]:
 
     Raises ``ProviderFailed`` when a file cannot be written.
     """
-    assert run.current_step is not None  # the engine performs steps only
     found: dict[str, str] = {}
-    for given in given_to(run, run.current_step.step):
+    for given in given_to(run, run.step.step):
         value = run.secrets[given.name].reveal()
         if not given.as_file:
             found[given.name] = os.fsdecode(value.rstrip(b"\r\n"))

@@ -545,7 +545,7 @@ async def making(body: Body, run: RunContext) -> Outcome:
     place = Place(body.world, body.process)
     await run.emit(ev.ResourceIntended("making", "workspace", run.workspace_id, place.name))
     handle = await place.create(run.workspace_id)
-    run.attach(cast(Any, place), Probe(place.name, True, IsolationClass.NONE), handle)
+    run.workspace.attach(cast(Any, place), Probe(place.name, True, IsolationClass.NONE), handle)
     await run.emit(ev.ResourceCreated("making", "workspace", run.workspace_id))
     return succeeded()
 
@@ -553,17 +553,17 @@ async def making(body: Body, run: RunContext) -> Outcome:
 async def working(body: Body, run: RunContext) -> Outcome:
     world = body.world
     for number in range(world.luck.randint(1, 5)):
-        await run.open_as(SandboxSpec(), number)
+        await run.open_as(SandboxSpec())
         await world.work(body.process)
         await run.emit(ev.WarningIssued("x.work", str(number)))
     return succeeded()
 
 
 async def saving(body: Body, run: RunContext) -> Outcome:
-    if run.handle is not None:
-        await run.close()
-        run.saved_work = SavedWork(None, None, None, 0, 0)
-        await run.emit(ev.WorkSaved(run.saved_work))
+    if run.workspace.handle is not None:
+        await run.sandboxes.close()
+        run.results.saved_work = SavedWork(None, None, None, 0, 0)
+        await run.emit(ev.WorkSaved(run.results.saved_work))
     return succeeded()
 
 

@@ -47,8 +47,8 @@ async def take_commits(run: RunContext, mount_plan: MountPlan, policy: PathPolic
 
     Bounded by ``SECONDS`` and by half of the step's remaining time. Only a journal that refuses the event is an error.
     """
-    _, handle = run.require()
-    if run.base is None or not await trio.to_thread.run_sync(_moved, handle.tree, run.base):
+    _, handle = run.workspace.require()
+    if run.workspace.base is None or not await trio.to_thread.run_sync(_moved, handle.tree, run.workspace.base):
         return ""
     if run.secrets or _had_key(run):  # in what a later commit takes back, or in a message, one could be
         await run.emit(ev.AgentCommitsImported(withheld="the commits of a run with secrets are not searched for them"))
@@ -90,18 +90,18 @@ def _moved(tree: Path, base: str) -> bool:
 async def _taken(
     run: RunContext, mount_plan: MountPlan, policy: PathPolicy, quarantine: Path
 ) -> ev.AgentCommitsImported | None:
-    assert run.base is not None
+    assert run.workspace.base is not None
     git, repository = run.deps.git, await run.repository()
-    bundle = await _bundle(run, mount_plan, run.base)
+    bundle = await _bundle(run, mount_plan, run.workspace.base)
     if bundle is None:
         return None
-    authored = await git.quarantine(repository, bundle, run.base, into=quarantine)
+    authored = await git.quarantine(repository, bundle, run.workspace.base, into=quarantine)
     tip = authored[-1].commit
     if violations := _judge(authored, policy, mount_plan):
         text = f"{plural(len(violations), 'violation')}: {violations[0]}"
         return ev.AgentCommitsImported(len(authored), tip, withheld=text, violations=violations[:_NAMED])
     kept = run.paths.directory / BUNDLE
-    tree = await git.accept(repository, quarantine, run.base, tip, to=kept)
+    tree = await git.accept(repository, quarantine, run.workspace.base, tip, to=kept)
     content = await trio.to_thread.run_sync(kept.read_bytes)
     return ev.AgentCommitsImported(len(authored), tip, tree, BUNDLE, sha256(content).hexdigest(), len(content))
 
@@ -109,10 +109,10 @@ async def _taken(
 async def _bundle(run: RunContext, mount_plan: MountPlan, base: str) -> bytes | None:
     """Bundle the commits from the base to HEAD by git inside; ``None`` when there is no git, or no commit."""
     spec = SandboxSpec(toolchains=mount_plan.toolchains, tree_writable=False, fresh_home=True)
-    workspace = await run.open_as(spec, ("commits", mount_plan))
+    workspace = await run.open_as(spec)
     argv = ["git", "-C", workspace.paths.workspace, "bundle", "create", "--quiet", "-", f"{base}..HEAD"]
     result = await workspace.run(argv, env=_ENVIRONMENT, keep_bytes=MOST)
-    await run.close()
+    await run.sandboxes.close()
     if result.exit.code == 127 or b"empty bundle" in result.stderr:
         return None
     if result.cut:

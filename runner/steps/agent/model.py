@@ -121,8 +121,7 @@ async def open_way(
                         address = f"http://127.0.0.1:{port}{agent.api.base_path}"
                         yield Way(agent, access(STANDS_FOR_KEY, address), session)
                 finally:
-                    assert run.current_step is not None  # the engine performs steps only
-                    run.current_step.awaited = session.waiting_for
+                    run.step.awaited = session.waiting_for
 
 
 async def tell_silence(session: ModelSession, step: str, tell: Callable[[ev.Event], None]) -> None:

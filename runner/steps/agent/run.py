@@ -42,7 +42,7 @@ SMALL_PROMPT = 64 << 10  # bytes; Linux takes 128 KiB for one variable
 async def perform(body: AgentBody, run: RunContext) -> Outcome:
     workspace = await run.open(body.mount_plan)
     seen = await _read_back(body, run, workspace)
-    run.agent_started = True
+    run.results.agent_started = True
     prompt = run.deps.redact.clean(_prompt(body, run))
     await trio.to_thread.run_sync(_keep_prompt, body, run, prompt)
     work = _Work(body, run, workspace, prompt)
@@ -57,11 +57,11 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
                     ended = await work.carry_out(way.prepare(), way.access.key)
     finally:
         # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
-        run.begin_close()
+        run.sandboxes.begin_close()
         _tell_commands(agent, run)
-    await run.end_processes()
+    await run.sandboxes.end_processes()
     outcome = agent.outcome(ended) if body.model is None else await way.judge(ended, run, STEP)
-    run.agent_succeeded = outcome.ok
+    run.results.agent_succeeded = outcome.ok
     if ended.exit.code != CLOSED or seen.isolation:
         return outcome
     return await trio.to_thread.run_sync(_name_closed, outcome, agent, body, seen.uid)
@@ -119,7 +119,7 @@ def _tell_commands(agent: Agent, run: RunContext) -> None:
     out, err = (run.paths.logs / f"{STEP}.{stream}" for stream in ("stdout", "stderr"))
     if isinstance(agent, ModelAgent) and out.exists():
         statuses = Counter(command.status for command in agent.commands(AgentResult(Exit(), out, err)))
-        run.pending_events.append(
+        run.events.pending.append(
             ev.CommandsReportedByAgent(
                 STEP,
                 statuses[CommandStatus.EXECUTED],
@@ -132,7 +132,7 @@ def _tell_commands(agent: Agent, run: RunContext) -> None:
 async def _tell_obeyed(agent: Agent, run: RunContext) -> None:
     if not isinstance(agent, ModelAgent):
         return
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     for place in agent.autorun_paths:
         if (handle.tree / place).exists():
             text = f"`{agent.program}` runs by itself what the repository has in `{place}`"
@@ -142,8 +142,8 @@ async def _tell_obeyed(agent: Agent, run: RunContext) -> None:
 async def restore(body: AgentBody, run: RunContext) -> None:
     """Restore the tree, unless a clone does, and the output."""
     assert run.resume_source is not None
-    provider, handle = run.require()
-    if run.base is None:
+    provider, handle = run.workspace.require()
+    if run.workspace.base is None:
         await restore_tree(run)
     await trio.to_thread.run_sync(trees.copy_out, run.resume_source.directory / "output", handle.private / "output")
     await provider.chown_to_workspace_user(handle)
@@ -173,9 +173,9 @@ def _closed_to(uid: int, place: Path) -> Path | None:
 
 
 async def _read_back(body: AgentBody, run: RunContext, workspace: Workspace) -> Isolation:
-    assert run.probe is not None
+    assert run.workspace.probe is not None
     seen = await workspace.effective()
-    run.pending_events.append(ev.IsolationObserved(STEP, seen))
+    run.events.pending.append(ev.IsolationObserved(STEP, seen))
     wrong = _mismatch(body, run, seen)
     if wrong:
         raise IsolationMismatch(f"the sandbox is not what was planned: {'; '.join(wrong)}", hint="see `runner doctor`")
@@ -184,22 +184,22 @@ async def _read_back(body: AgentBody, run: RunContext, workspace: Workspace) -> 
 
 def _mismatch(body: AgentBody, run: RunContext, seen: Isolation) -> list[str]:
     """List promised features that are missing."""
-    assert run.probe is not None
-    assert run.handle is not None
+    assert run.workspace.probe is not None
+    assert run.workspace.handle is not None
     wrong: list[str] = []
-    if seen.isolation < run.probe.isolation:
-        wrong.append(f"isolation is {seen.isolation.value}, not {run.probe.isolation.value}")
-    if run.probe.enforces(Feature.NETWORK_NONE) and seen.interfaces not in ((), ("lo",)):
+    if seen.isolation < run.workspace.probe.isolation:
+        wrong.append(f"isolation is {seen.isolation.value}, not {run.workspace.probe.isolation.value}")
+    if run.workspace.probe.enforces(Feature.NETWORK_NONE) and seen.interfaces not in ((), ("lo",)):
         wrong.append(f"network interfaces {', '.join(seen.interfaces or ('of the host',))}")
-    if not _same(run.handle.limits, seen.limits):
-        wrong.append(f"limits are {seen.limits}, not {run.handle.limits}")
-    if run.probe.enforces(Feature.PROTECTED_PATHS):
+    if not _same(run.workspace.handle.limits, seen.limits):
+        wrong.append(f"limits are {seen.limits}, not {run.workspace.handle.limits}")
+    if run.workspace.probe.enforces(Feature.PROTECTED_PATHS):
         expected = {f"/workspace/{path.rstrip('/')}" for path in body.mount_plan.protected}
-        present = {p for p in expected if (run.handle.tree / p.removeprefix("/workspace/")).exists()}
+        present = {p for p in expected if (run.workspace.handle.tree / p.removeprefix("/workspace/")).exists()}
         wrong += [f"{path} is writable" for path in sorted(present - set(seen.read_only))]
-    if run.probe.isolation and (not seen.no_new_privileges or seen.capabilities != "none"):
+    if run.workspace.probe.isolation and (not seen.no_new_privileges or seen.capabilities != "none"):
         wrong.append("privileges can be gained")
-    if run.probe.isolation is IsolationClass.NAMESPACES and not seen.filtered:
+    if run.workspace.probe.isolation is IsolationClass.NAMESPACES and not seen.filtered:
         wrong.append("system calls that lead out of the sandbox are not refused")
     return wrong
 
@@ -215,12 +215,12 @@ def _prompt(body: AgentBody, run: RunContext) -> bytes:
     values = run.values(prompt=own)
     system, user = (template.render(text, values) for text in (body.system, body.user))
     attempt = continued(run.attempt, boundary=run.deps.random_hex(16)) if run.attempt is not None else ""
-    return compose(system, run.context.decode(), attempt, user).encode()
+    return compose(system, run.results.context.decode(), attempt, user).encode()
 
 
 def _keep_prompt(body: AgentBody, run: RunContext, prompt: bytes) -> None:
     """Evidence of what was sent, with the incident as well, and the same where the workspace can read it."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     write_new(run.paths.directory / PROMPT, prompt)
     write_new(handle.private / "runner" / PROMPT_FILE, prompt, 0o644)
     if body.incident is not None:

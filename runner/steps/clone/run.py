@@ -17,14 +17,14 @@ STEP = "clone"
 async def perform(body: CloneBody, run: RunContext) -> Outcome:
     assert body.commit is not None  # only closed plans are carried out
     git = run.deps.git
-    provider, handle = run.require()
+    provider, handle = run.workspace.require()
     repository = run.paths.repository
     if body.url is not None:
         await git.fetch_url(body.url, body.commit, into=repository, depth=body.depth)
     else:
         assert body.path is not None
         await git.fetch(body.path, body.commit, into=repository, depth=body.depth, within=body.within)
-    run.cloned(body.commit)
+    run.workspace.cloned(body.commit)
     await git.check_out(repository, body.commit, into=handle.tree, branch=body.branch, origin=body.url)
     message = f"{body.commit[:12]} on {body.branch}"
     count = 0
@@ -40,12 +40,12 @@ async def perform(body: CloneBody, run: RunContext) -> Outcome:
         if unusable := tuple((await judge_usable(run, made, changes)).values()):
             await run.emit(ev.ViolationsFound(STEP, unusable))
             return broken(unusable, " before anything ran")
-        run.cloned(made.commit)
+        run.workspace.cloned(made.commit)
         message += f" with {count} uncommitted"
     await place_in_tree(run, body.agents_file)
     await provider.chown_to_workspace_user(handle)
-    assert run.base is not None
-    await run.emit(ev.BaseCommitRecorded(run.base))
+    assert run.workspace.base is not None
+    await run.emit(ev.BaseCommitRecorded(run.workspace.base))
     return succeeded(message)
 
 
@@ -55,5 +55,5 @@ async def restore(body: CloneBody, run: RunContext) -> None:
     await place_in_tree(run, body.agents_file)
     assert run.resume_source is not None
     assert run.resume_source.base is not None  # work on a clone has one
-    run.cloned(run.resume_source.base)
+    run.workspace.cloned(run.resume_source.base)
     await run.emit(ev.BaseCommitRecorded(run.resume_source.base))

@@ -19,5 +19,5 @@ async def perform(body: PostHookBody, run: RunContext) -> Outcome:
             exit = await run_command(run, workspace, argv, logs, env=env)
             if not exit.ok:
                 warnings.append(f"post-hook `{command_words(argv)}` {exit}")
-    await run.close()
+    await run.sandboxes.close()
     return succeeded(plural(len(body.commands), "hook"), warnings=tuple(warnings))

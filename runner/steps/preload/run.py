@@ -70,10 +70,10 @@ async def perform(body: PreloadBody, run: RunContext) -> Outcome:
 
 async def _assemble(found: Mapping[str, str], whole: str, run: RunContext) -> Outcome:
     context = preloaded(found, boundary=run.deps.random_hex(16), whole=whole)
-    run.context = context.text.encode()
+    run.results.context = context.text.encode()
     total = sum(context.parts.values())
     about = headline(found["baseline"]) if "baseline" in found else ""
-    run.pending_events.append(ev.ContextPreloaded(STEP, dict(context.parts), total, context.cut, about))
+    run.events.pending.append(ev.ContextPreloaded(STEP, dict(context.parts), total, context.cut, about))
     if context.whole_tokens > LARGE:
         cut = f"; the last {context.cut:,} characters of the baseline were left out" if context.cut else ""
         message = f"the context comes to {context.whole_tokens:,} tokens (estimated), more than {LARGE:,}{cut}"

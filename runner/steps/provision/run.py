@@ -38,7 +38,7 @@ async def perform(body: ProvisionBody, run: RunContext) -> Outcome:
     """Walk the chain of providers, of which each is tried once in a run; every hop is an event with its reason."""
     while (found := await next_fit(body, run)) is not None:
         name, provider, probe = found
-        run.provider_name = name
+        run.workspace.provider_name = name
         reason = await _create(body, run, provider, probe)
         if reason is None:
             await _fill(body, run)
@@ -47,24 +47,24 @@ async def perform(body: ProvisionBody, run: RunContext) -> Outcome:
                 await run.emit(ev.WarningIssued(ProtectedIgnored.code, message))
             return succeeded(f"{name}, isolation {probe.isolation.value}{_warmth(run)}")
         await _refuse(run, name, reason)
-    refused = "; ".join(f"`{name}`: {reason}" for name, reason in run.rejected_providers.items())
+    refused = "; ".join(f"`{name}`: {reason}" for name, reason in run.workspace.rejected_providers.items())
     raise ProviderUnavailable(f"no provider could make the workspace: {refused}", hint="see `runner doctor`")
 
 
 def _warmth(run: RunContext) -> str:
-    if run.pool_miss is not None:
-        return f", made cold: {run.pool_miss.value}"
-    return ", kept warm" if run.handle is not None and run.handle.slot else ""
+    if run.workspace.pool_miss is not None:
+        return f", made cold: {run.workspace.pool_miss.value}"
+    return ", kept warm" if run.workspace.handle is not None and run.workspace.handle.slot else ""
 
 
 async def next_fit(body: ProvisionBody, run: RunContext) -> tuple[str, Provider, Probe] | None:
     """The next provider of the chain that was not tried yet and is what is asked for; the others are refused."""
     for name in body.providers:
-        if name in run.rejected_providers or name == run.provider_name:
+        if name in run.workspace.rejected_providers or name == run.workspace.provider_name:
             continue
         provider = run.deps.provider(name)
         ask = partial(_ask, body, run, provider)
-        last = run.provider is None and name == body.providers[-1]  # without one, the run is over
+        last = run.workspace.provider is None and name == body.providers[-1]  # without one, the run is over
         try:
             return name, provider, await (run.retry("asking the provider", ask) if last else ask())
         except PlatformError as error:
@@ -85,7 +85,7 @@ async def _ask(body: ProvisionBody, run: RunContext, provider: Provider) -> Prob
 
 
 async def _refuse(run: RunContext, name: str, reason: str) -> None:
-    run.rejected_providers[name] = reason
+    run.workspace.rejected_providers[name] = reason
     await run.emit(ev.ProviderRejected(name, reason))
 
 
@@ -101,7 +101,7 @@ async def _create(body: ProvisionBody, run: RunContext, provider: Provider, prob
     name = run.workspace_id
     limits = enforceable(body.limits, probe)
     request = WorkspaceRequest(name, run.id, run.deps.nonce, limits, body.project, body.shared, image=body.image)
-    run.attach(provider, probe, None)
+    run.workspace.attach(provider, probe, None)
     await run.emit(ev.ResourceIntended(STEP, "workspace", name, provider.name))
     try:
         await run.deps.room(name)
@@ -109,11 +109,11 @@ async def _create(body: ProvisionBody, run: RunContext, provider: Provider, prob
         handle = handle or await run.retry("making the workspace", partial(provider.create, request))
     except (PlatformError, WorkspaceLimit) as error:
         await run.emit(ev.ResourceRemoved(STEP, "workspace", name))
-        run.reset_workspace()
+        run.workspace.reset()
         if isinstance(error, WorkspaceLimit):
             raise
         return f"{error.message}; {error.hint}" if error.hint else error.message
-    run.attach(provider, probe, handle)
+    run.workspace.attach(provider, probe, handle)
     await run.emit(ev.ResourceCreated(STEP, "workspace", name), ev.ProviderChosen(provider.name, probe.isolation))
     return None
 
@@ -129,8 +129,8 @@ async def _warm(
         await run.emit(ev.SlotClaimed(request.id, str(found.slot)))
         return found
     if found is not None or body.warm.size:
-        run.pool_miss = found or PoolMissReason.NO_KEEPER
-        await run.emit(ev.PoolMissed(request.id, run.pool_miss))
+        run.workspace.pool_miss = found or PoolMissReason.NO_KEEPER
+        await run.emit(ev.PoolMissed(request.id, run.workspace.pool_miss))
     return None
 
 
@@ -151,12 +151,12 @@ def enforceable(limits: Limits, probe: Probe) -> Limits:
 
 
 async def _fill(body: ProvisionBody, run: RunContext) -> None:
-    provider, handle = run.require()
+    provider, handle = run.workspace.require()
     lost = await trio.to_thread.run_sync(_write_inputs, body, run, handle)
     for code, message in (*body.advice, *((one.code, one.message) for one in map(left_out, lost))):
         await run.emit(ev.WarningIssued(code, message))
     if body.inputs_in_tree:
-        run.inputs = tuple(name for name, file in body.incident if file.whole)
+        run.workspace.inputs = tuple(name for name, file in body.incident if file.whole)
     if body.shared:
         await place_in_project(run, body.agents_file)
     else:

@@ -8,6 +8,6 @@ from runner.runtime.context import RunContext
 
 
 async def perform(body: NoBody, run: RunContext) -> Outcome:
-    await run.close()
+    await run.sandboxes.close()
     await run.lease_holder.release(run.emit)
     return succeeded(f"workspace {run.workspace_id}")

@@ -26,29 +26,29 @@ MAX_NAMED = 100  # files that a `SavedWork` names
 
 
 async def perform(body: SaveBody, run: RunContext) -> Outcome:
-    if run.handle is None:
+    if run.workspace.handle is None:
         return succeeded("nothing to save")
-    await run.end_processes()
-    provider, handle = run.require()
+    await run.sandboxes.end_processes()
+    provider, handle = run.workspace.require()
     await provider.retrieve(handle)
     outputs, warnings = await trio.to_thread.run_sync(_deliver_output, body, run)
     warnings += await trio.to_thread.run_sync(changed, run)
-    scan = run.scan or await scan_tree(run, STEP, body.policies)
+    scan = run.results.scan or await scan_tree(run, STEP, body.policies)
     if scan.truncated:
         text = "the scan did not finish, so nothing of this tree is given out; it is kept unchanged"
         return failed(Reason.POLICY, text, details=tuple(str(v) for v in scan.violations[:10]))
-    if run.snapshot is None:
+    if run.results.snapshot is None:
         snapshot, changes = await _unpublished(body, run)
     else:
-        snapshot = run.snapshot
-        changes = await run.deps.git.changes(run.paths.repository, run.base, snapshot.commit)
+        snapshot = run.results.snapshot
+        changes = await run.deps.git.changes(run.paths.repository, run.workspace.base, snapshot.commit)
     saved_work = replace(await _saved_work(run, snapshot, changes), outputs=outputs)
     if run.unchecked:
         warnings += (f"what was saved could not be searched for secrets: {', '.join(run.unchecked)}",)
     if saved_work.patch is not None:
         shown = await shown_by(run.deps.redact, run.paths.directory, saved_work.patch)
         warnings += tuple(f"{saved_work.patch} shows secret {name}, which the repository had before" for name in shown)
-    run.saved_work = saved_work
+    run.results.saved_work = saved_work
     await run.emit(ev.WorkSaved(saved_work))
     what = f"{saved_work.changed} changed, patch {saved_work.patch_bytes} bytes" if saved_work.patch else "no change"
     if saved_work.withheld:
@@ -67,15 +67,15 @@ async def _unpublished(body: SaveBody, run: RunContext) -> tuple[Snapshot, Seque
 
 async def _saved_work(run: RunContext, snapshot: Snapshot, changes: Sequence[Change]) -> SavedWork:
     git, repository = run.deps.git, run.paths.repository
-    withheld = bool(run.offending) or (run.snapshot is None and bool(run.unchecked))
-    left_out = tuple(sorted(path.decode("utf-8", "backslashreplace") for path in run.offending))[:100]
+    withheld = bool(run.results.offending) or (run.results.snapshot is None and bool(run.unchecked))
+    left_out = tuple(sorted(path.decode("utf-8", "backslashreplace") for path in run.results.offending))[:100]
     if not changes:
         return SavedWork(snapshot.commit, None, None, 0, 0, withheld, left_out)
     name = "withheld.patch" if withheld else "work.patch"
     path = run.paths.directory / name
     path.unlink(missing_ok=True)
     try:
-        size = await git.patch(repository, run.base, snapshot.commit, path)
+        size = await git.patch(repository, run.workspace.base, snapshot.commit, path)
     except PlatformError:
         path.unlink(missing_ok=True)  # half of it is worth nothing, and the disk may be full
         raise
@@ -96,7 +96,7 @@ def _deliver_output(body: SaveBody, run: RunContext) -> tuple[tuple[str, ...], t
 
     Links and special files stay behind.
     """
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     kept = delivered = run.paths.directory / "output"
     skipped = trees.copy_out(handle.private / "output", kept)
     warnings = tuple(redact_files(run.deps.redact, kept))

@@ -24,7 +24,7 @@ async def perform(body: ScanBody, run: RunContext) -> Outcome:
 async def _flush(run: RunContext) -> None:
     """A workspace with a limit on its disk is a sparse file on the host's. When that is full, whoever writes inside
     hears nothing of it: what was written is gone once memory lets go of it. Raises ``HostRefused``."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     if not handle.private.is_mount():
         return
     try:

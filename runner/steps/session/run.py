@@ -50,7 +50,7 @@ async def perform(body: SessionBody, run: RunContext) -> Outcome:
     kept = _Kept()
     agent = run.deps.agent(body.agent)
     commands: tuple[Command, ...] = ()
-    keeps = body.debug or not run.agent_succeeded
+    keeps = body.debug or not run.results.agent_succeeded
     try:
         if (hook := _hook(body.agent)) is None:
             kept.warnings.append(f"there is no runners/{body.agent}-post.sh")
@@ -101,14 +101,14 @@ async def _ask(hook: str, body: SessionBody, run: RunContext, kept: _Kept) -> li
                 kept.warnings.append(f"{name} {exit}")
         except trio.TooSlowError:
             kept.warnings.append(f"{name} was stopped after {seconds:.3g}s")
-    await run.close()
+    await run.sandboxes.close()
     with logs[0].path.open("rb") as printed:
         return printed.read(_PRINTED).decode(errors="replace").splitlines()
 
 
 def _gather(agent: ModelAgent, named: Sequence[str], run: RunContext, kept: _Kept) -> None:
     """Read what of the named files may be kept. Blocking."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     wanted = {name for name in named if agent.is_transcript(name)}
     others = len({name for name in named if name}) - len(wanted)
     if others:

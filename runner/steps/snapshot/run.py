@@ -32,10 +32,10 @@ async def perform(body: SnapshotBody, run: RunContext) -> Outcome:
         return broken(violations)
     if body.wants_change and not changes:
         return failed(Reason.NO_EVIDENCE, "nothing was changed", details=(_EMPTY,))
-    run.snapshot = snapshot
+    run.results.snapshot = snapshot
     await run.emit(
         ev.SnapshotPublished(
-            snapshot.commit, snapshot.tree, run.base, branch, snapshot.entries, snapshot.ignored, len(changes)
+            snapshot.commit, snapshot.tree, run.workspace.base, branch, snapshot.entries, snapshot.ignored, len(changes)
         )
     )
     commits = ""
@@ -54,7 +54,7 @@ async def restore(body: SnapshotBody, run: RunContext) -> None:
     assert run.resume_source is not None
     assert run.resume_source.snapshot is not None  # published when the step succeeded
     old = run.resume_source.snapshot
-    run.snapshot = Snapshot(old.commit, old.tree, old.base, old.entries, old.ignored)
+    run.results.snapshot = Snapshot(old.commit, old.tree, old.base, old.entries, old.ignored)
     await run.emit(replace(old, branch=_branch(body, run)))
     await restore_commits(run)
 

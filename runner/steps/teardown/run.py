@@ -15,10 +15,12 @@ async def perform(body: NoBody, run: RunContext) -> Outcome:
     if run.paths.checkout.exists():
         await discard_checkout(run, STEP)
     await remove_abandoned(run, STEP)
-    if run.provider is None:
+    if run.workspace.provider is None:
         return succeeded("nothing left")
-    await run.close()
-    if run.handle is not None and run.saved_work is None:
-        return failed(Reason.PLATFORM, f"the work was not saved, so `{run.paths.name_of(run.handle)}` is kept")
-    await remove(run, STEP, run.provider, run.workspace_id)
+    await run.sandboxes.close()
+    if run.workspace.handle is not None and run.results.saved_work is None:
+        return failed(
+            Reason.PLATFORM, f"the work was not saved, so `{run.paths.name_of(run.workspace.handle)}` is kept"
+        )
+    await remove(run, STEP, run.workspace.provider, run.workspace_id)
     return succeeded("nothing left")

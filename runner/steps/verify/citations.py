@@ -33,7 +33,7 @@ _AS_SEEN = {"/incident": "incident", "/output": "output", "/skills": "skills"}
 
 async def check_citations(path: str, run: RunContext) -> list[Check]:
     """The check of a report's references, if it has any; a claimed command that did not run is warned of."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     evidence = Evidence(handle)
     (report,) = evidence.texts(f"/output/{path}") or [None]
     if report is None:

@@ -66,13 +66,13 @@ async def perform(body: VerifyBody, run: RunContext) -> Outcome:
         if verify.needs_tree:
             await _check_tree(body, run, results)
     finally:
-        run.pending_events.append(ev.ChecksFinished(STEP, tuple(results.checks)))
+        run.events.pending.append(ev.ChecksFinished(STEP, tuple(results.checks)))
     return results.outcome()
 
 
 def check_report(wanted: ReportCheck, run: RunContext, results: Results, *, most: int = MAX_REPORT) -> None:
     """The report that the manifest asks for is the evidence; an agent's exit status is not."""
-    _, handle = run.require()
+    _, handle = run.workspace.require()
     try:
         text = read_beneath(handle.private / "output", wanted.path, most).decode(errors="replace")
     except (OSError, RunnerError) as error:
@@ -100,14 +100,14 @@ def _unread(error: OSError | RunnerError) -> str:
 
 
 async def _check_tree(body: VerifyBody, run: RunContext, results: Results) -> None:
-    assert run.snapshot is not None  # the snapshot step is a need
+    assert run.results.snapshot is not None  # the snapshot step is a need
     paths, git = run.paths, run.deps.git
     name = paths.checkout.name
     await run.emit(ev.ResourceIntended(STEP, "checkout", name, str(paths.checkout)))
     paths.checkout.mkdir(parents=True)
-    entries = await git.materialise(paths.repository, run.snapshot.commit, paths.checkout)
+    entries = await git.materialise(paths.repository, run.results.snapshot.commit, paths.checkout)
     if trees.can_chown():
-        _, handle = run.require()
+        _, handle = run.workspace.require()
         await trio.to_thread.run_sync(trees.chown_tree, paths.checkout, handle.uid)
     check_files(body.verify, entries, results)
     spec = replace(
@@ -116,11 +116,11 @@ async def _check_tree(body: VerifyBody, run: RunContext, results: Results) -> No
         tree_writable=False,
         fresh_home=True,
     )
-    workspace = await run.open_as(spec, (STEP, body.mount_plan))
+    workspace = await run.open_as(spec)
     with open_logs(paths.logs, STEP) as logs, Untouched(workspace.tree, entries) as own:
         await _run_commands(body.verify, run, workspace, logs, results, own=own)
-    await run.close()
-    different = await git.compare(paths.repository, run.snapshot.commit, paths.checkout)
+    await run.sandboxes.close()
+    different = await git.compare(paths.repository, run.results.snapshot.commit, paths.checkout)
     if different:
         raise CheckoutDiffers(f"verifying changed its own tree in {len(different)} places")
     await discard_checkout(run, STEP)
@@ -184,11 +184,11 @@ async def _run_commands(
 
 async def _changed(run: RunContext, workspace: Workspace, own: Untouched) -> str:
     """The commit's own files that are not what they were, in words."""
-    assert run.snapshot is not None  # it is what was checked out
+    assert run.results.snapshot is not None  # it is what was checked out
     await workspace.refresh()
     if not await trio.to_thread.run_sync(own.written):
         return ""
-    found = await run.deps.git.compare(run.paths.repository, run.snapshot.commit, own.tree)
+    found = await run.deps.git.compare(run.paths.repository, run.results.snapshot.commit, own.tree)
     paths = [printable_path(path.decode("utf-8", "surrogateescape")) for path, how in found.items() if how != "extra"]
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
     return f"changed {', '.join(paths[:_NAMED])}{more} of the clean checkout" if paths else ""
