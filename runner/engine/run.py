@@ -356,12 +356,13 @@ class _PhaseRunner(Struct):
         while (fallen := self._fallen(again)) and await next_fit(_provisioning(self.plan), self.run):
             failed, outcome = fallen
             names = tuple(one.id for one in again)
-            await fall_back(self.run, failed, outcome, self.record.attempt + 1, names)
+            leaving, _ = self._context(failed)
+            await fall_back(leaving, failed.id, outcome, self.record.attempt + 1, names)
             for one in again:
                 await self._attempt(one)
             await self._tell()
 
-    def _fallen(self, steps: Sequence[Step]) -> tuple[str, Outcome] | None:
+    def _fallen(self, steps: Sequence[Step]) -> tuple[Step, Outcome] | None:
         """Return the first failed step and its outcome, if another provider may do better."""
         run = self.run
         if run.results.agent_started or run.workspace.provider is None or self.control.work.cancel_called:
@@ -369,7 +370,7 @@ class _PhaseRunner(Struct):
         for step in steps:
             outcome = self.record.steps[step.id].outcome
             if outcome is not None and not outcome.ok:
-                return (step.id, outcome) if outcome.reason in _OF_PLACE else None
+                return (step, outcome) if outcome.reason in _OF_PLACE else None
         return None
 
     async def _attempt(self, step: Step) -> None:
@@ -379,23 +380,25 @@ class _PhaseRunner(Struct):
         reused = [ev.StepReused(step.id, *self.reused[step.id])] if step.id in self.reused else []
         await self.run.emit(ev.StepStarted(step.id), *reused)
         outcome: Outcome | None = None
-        stops = _StopCauses(
-            step, self.control, trio.current_time() + step.deadline_seconds, self.deadline, self.finalizing
-        )
-        current_step = CurrentStep(step.id, stops.explain)
-        run = replace(self.run, current_step=current_step)
+        run, stops = self._context(step)
         try:
             with trio.CancelScope(deadline=min(stops.own, stops.outer)) as scope:
                 work = _restore(step, run, reused[0].from_run) if reused else _perform(step, run)
                 outcome = await self._within_disk(stops, scope, work)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
-            outcome = _broken(group, end_unknown=current_step.end_unknown)
+            outcome = _broken(group, end_unknown=run.step.end_unknown)
             if isinstance(error := first_leaf(group), Escaped):
                 await self.run.emit(ev.ProcessEscaped(step.id, error.message))
         finally:
             if step.secrets:
                 self.run.sandboxes.begin_close()  # no later step may find what was in this one's sandbox
-            self.run.events.pending.append(ev.StepEnded(step.id, outcome or stops.outcome(current_step.awaited)))
+            self.run.events.pending.append(ev.StepEnded(step.id, outcome or stops.outcome(run.step.awaited)))
+
+    def _context(self, step: Step) -> tuple[RunContext, _StopCauses]:
+        """Return the context of a step that begins now, and what may stop it."""
+        own = trio.current_time() + step.deadline_seconds
+        stops = _StopCauses(step, self.control, own, self.deadline, self.finalizing)
+        return replace(self.run, current_step=CurrentStep(step.id, stops.explain)), stops
 
     async def _within_disk(self, stops: _StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Perform a step, and cancel it when its workspace exceeds a disk limit that the provider does not enforce."""

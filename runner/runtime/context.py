@@ -176,7 +176,7 @@ class EventBuffer(Struct):
 
 
 class StepResults(Struct):
-    """What steps found, for those that follow them, by the kind of step; all is in the journal as well."""
+    """Findings of steps for those that follow, by the kind of step; all is in the journal as well."""
 
     context: bytes = b""  # preload: of the incident, for the agent's prompt
     agent_started: bool = False  # the agent may have begun: no other provider is tried any more
@@ -188,7 +188,7 @@ class StepResults(Struct):
 
 
 class RunContext(Struct, frozen=True, kw_only=True):
-    """What the steps of one run share; each step gets one of its own, with ``step`` set.
+    """The context that the steps of one run share; each step gets one of its own, with ``step`` set.
 
     Steps of a run follow each other: ``workspace``, ``sandboxes`` and ``results`` belong to one task at a time.
     """

@@ -33,9 +33,8 @@ async def scan_tree(run: RunContext, step: str, specs: Sequence[PolicySpec]) -> 
     result = _with(await _scan(run, specs), await _changed(run))
     run.results.scan, run.results.offending = result, result.offending
     shown = await output_leaks(run.deps.redact, handle.private / "output")
-    result = run.results.scan = replace(
-        result, violations=result.violations + shown
-    )  # no file of the tree offends by that
+    result = replace(result, violations=result.violations + shown)  # no file of the tree offends by that
+    run.results.scan = result
     if result.violations:
         await run.emit(ev.ViolationsFound(step, result.violations))
     return result

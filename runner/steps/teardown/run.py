@@ -19,8 +19,7 @@ async def perform(body: NoBody, run: RunContext) -> Outcome:
         return succeeded("nothing left")
     await run.sandboxes.close()
     if run.workspace.handle is not None and run.results.saved_work is None:
-        return failed(
-            Reason.PLATFORM, f"the work was not saved, so `{run.paths.name_of(run.workspace.handle)}` is kept"
-        )
+        kept = run.paths.name_of(run.workspace.handle)
+        return failed(Reason.PLATFORM, f"the work was not saved, so `{kept}` is kept")
     await remove(run, STEP, run.workspace.provider, run.workspace_id)
     return succeeded("nothing left")
