@@ -161,7 +161,7 @@ class Store(Reader, Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether the medium takes writes."""
+        """Tell whether the medium takes writes."""
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         """Make events durable, all or none, and return them as recorded; numbers have no gaps.
