@@ -331,6 +331,11 @@ class UnknownPlugin(InputError):
     code = "plugin.unknown"
 
 
+class PluginBroken(PlatformError):
+    code = "plugin.broken"
+    of_host = True
+
+
 class ProviderUnavailable(PlatformError):
     code = "provider.unavailable"
     of_host = True

@@ -71,6 +71,8 @@ from runner.sandbox.warm_containers import (
     slot_mounts,
 )
 
+USES_IMAGES = True  # workspaces are made of images
+
 _ROOT = "/root"
 _VERSION_TIMEOUT = 5.0  # seconds for a runtime to print its version
 _VOLUME_BYTES = 1 << 16  # for mount points; nobody inside can write there

@@ -17,6 +17,15 @@ from runner.core.settings import Settings
 from runner.providers.docker import ContainerRuntime, DockerProvider
 from runner.sandbox.attach_channel import open_attach_channel
 
+USES_IMAGES = True  # workspaces are made of images
+
+_OTHER_KERNEL = "only gVisor's own kernel does it, which belongs to this sandbox alone"
+_OTHER_PROC = "gVisor shows processes of one user each other's environment; it has only the container's"
+GAPS = {  # ways out of the sandbox that are known, with the reason
+    **dict.fromkeys(("user-namespace", "namespaces", "mount", "memory-killer"), _OTHER_KERNEL),
+    "environments": _OTHER_PROC,
+}
+
 _HEADROOM = 64 << 20  # bytes of memory for the kernel itself
 _HINT = (
     'install runsc, put `{"runtimes": {"runsc": {"path": "/usr/bin/runsc", "runtimeArgs": ["--network=none"]}}}` '

@@ -41,6 +41,8 @@ from runner.sandbox.sandbox_layout import (
 )
 from runner.sandbox.volumes import Volume
 
+SHOWS_HOST = True  # commands see programs of this host
+
 _GUEST = "/run/guest"
 
 

@@ -22,10 +22,17 @@ from runner.ports.provider import KILL_GRACE, STOP_GRACE, Probe, SandboxSpec, Wo
 from runner.safefs import trees
 from runner.sandbox import cgroup, child_process, processes
 from runner.sandbox.directories import WorkspaceDirectories
+from runner.sandbox.escapes import ESCAPES, FILTERED
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_workspace
 from runner.sandbox.mounts import can_stage, open_stage
 from runner.sandbox.prepared_mounts import PreparedMounts, paths_on_host, prepare_mounts
 from runner.sandbox.sandbox_layout import NO_IMAGE, NOT_WARM
+
+SHOWS_HOST = True  # commands see programs of this host
+
+_HELD = ("descriptors", "environment", *FILTERED)
+_NOTHING = "process gives commands at most a user of their own"
+GAPS = {escape.name: _NOTHING for escape in ESCAPES if escape.name not in _HELD}  # known ways out, with the reason
 
 _NO_NAMESPACES = "process runs commands directly on this host"
 _NO_QUOTA = "process has no disk quota"  # commands can write outside a volume

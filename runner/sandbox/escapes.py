@@ -1,4 +1,4 @@
-"""Ways out of a sandbox: commands that try them, and the gaps that each provider is known to have.
+"""Ways out of a sandbox, as commands that try them. A provider declares those that it is known to have as ``GAPS``.
 
 An escape is a command that prints ``! `` and what it could do for each thing that should be refused, and ``done`` when
 it has tried all. One that prints neither could not be tried, for example without the program that it needs. The last
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -228,21 +228,8 @@ for line in open("/proc/self/status"):
     _shell("guest", "ending what runs the commands", "kill -9 1 2>/dev/null; kill -9 $PPID 2>/dev/null"),
 )
 
-_NOTHING = "process gives commands at most a user of their own"
-_OTHER_KERNEL = "only gVisor's own kernel does it, which belongs to this sandbox alone"
-_OTHER_PROC = "gVisor shows processes of one user each other's environment; it has only the container's"
-
-_FILTERED = ("bpf", "foreign-calls", "io-uring", "kernel-log", "keyctl", "perf", "socket-families", "userfaultfd")
-_EVERYWHERE = ("descriptors", "environment", *_FILTERED)
-
-# A gap is not observed where the host's own settings refuse it.
-KNOWN_GAPS: Mapping[str, Mapping[str, str]] = {
-    "process": {escape.name: _NOTHING for escape in ESCAPES if escape.name not in _EVERYWHERE},
-    "gvisor": {
-        **dict.fromkeys(("user-namespace", "namespaces", "mount", "memory-killer"), _OTHER_KERNEL),
-        "environments": _OTHER_PROC,
-    },
-}
+# refused by the system call filter
+FILTERED = ("bpf", "foreign-calls", "io-uring", "kernel-log", "keyctl", "perf", "socket-families", "userfaultfd")
 
 
 def breaches(stdout: bytes) -> list[str] | None:

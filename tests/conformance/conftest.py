@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from runner.ports.store import Store
-from runner.sandbox.escapes import KNOWN_GAPS as ESCAPE_GAPS
+from runner.providers import gvisor, process
 from runner.sandbox.volume_docker import UID
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
@@ -188,7 +188,7 @@ def pytest_runner_candidates() -> Sequence[Candidate]:
 
 
 def _candidate(kind: str) -> Candidate:
-    escapes = {**ESCAPE_GAPS.get(kind, {})}
+    escapes = {**{GVISOR: gvisor.GAPS, PROCESS: process.GAPS}.get(kind, {})}
     if kind == ORDINARY and os.geteuid() == 0:
         escapes["read-only"] = "root plays an ordinary user, and the kernel's settings are root's"
     return Candidate(

@@ -126,6 +126,11 @@ def _lines(health: Health) -> Iterator[str]:
     if health.remedy is not None:
         yield from ("", "AppArmor, for this bubblewrap only:", "", *health.remedy.splitlines(), "")
     yield f"✓ git        {health.git}"
+    for plugin in health.plugins:
+        mark = "✗" if plugin.problem else "✓"
+        yield f"{mark} plug-in    {plugin.room} `{plugin.name}` of {plugin.distribution}"
+        if plugin.problem:
+            yield f"    {plugin.problem}"
     for rival in health.rivals:
         yield f"✗ package    `{rival}` has a package `runner` too, and is installed in the same place"
         yield f"    = hint: install runner by itself: `pipx install {DISTRIBUTION}`"

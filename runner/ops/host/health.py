@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 
+import runner.agents
+import runner.providers
 from runner import DISTRIBUTION
+from runner.core import plugins
 from runner.core.settings import Settings
 from runner.git import open_git
 from runner.ops.host import image
 from runner.ops.host.keys import AgentKey, agent_keys
 from runner.ops.planning.agent_programs import has_cli
-from runner.ops.planning.facts import open_provider, provider_names
+from runner.ops.planning.facts import open_provider, usable_providers
 from runner.ports.provider import Probe
 from runner.sandbox import bwrap
+
+
+@dataclass(frozen=True)
+class OtherPlugin:
+    """A plug-in of another distribution; ``problem`` says why it cannot be used."""
+
+    room: str
+    name: str
+    distribution: str
+    problem: str | None
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,7 @@ class Health:
     rivals: tuple[str, ...]  # what is installed beside us and has a package `runner` too: one overwrites the other
     clis: tuple[str, ...]  # the agents whose CLIs this user has
     proxies: tuple[str, ...]  # the variables that name a proxy
+    plugins: tuple[OtherPlugin, ...] = ()  # of other distributions
     remedy: str | None = None  # commands that let ``local`` make its sandboxes, when it is AppArmor that does not
 
     @property
@@ -34,10 +49,18 @@ class Health:
         return any(probe.available and probe.isolation for probe in self.probes)
 
 
+def other_plugins() -> Iterator[OtherPlugin]:
+    """Import every plug-in that another distribution has registered."""
+    for room, word in ((runner.providers, "provider"), (runner.agents, "agent")):
+        for one in plugins.registered(room).values():
+            problem = one.problem or str(plugins.problem_of(room, one.name) or "")
+            yield OtherPlugin(word, one.name, str(one), problem or None)
+
+
 async def examine(settings: Settings) -> Health:
     """Probe every provider."""
-    probes = [await open_provider(name, settings).probe() for name in provider_names()]
-    docker = any(probe.provider == "docker" and probe.available for probe in probes)
+    probes = [await open_provider(name, settings).probe() for name in usable_providers()]
+    docker = any(probe.needs_image and probe.available for probe in probes)
     built = await image.present(settings) if docker else None
     rivals = sorted({*packages_distributions().get("runner", ())} - {DISTRIBUTION})
     keys = agent_keys(settings)
@@ -51,5 +74,6 @@ async def examine(settings: Settings) -> Health:
         tuple(rivals),
         clis=tuple(key.agent for key in keys if has_cli(key.agent, settings)),
         proxies=tuple(sorted(name for name in settings.reach if name.lower().endswith("_proxy"))),
+        plugins=tuple(other_plugins()),
         remedy=bwrap.profile() if any(probe.hint == bwrap.APPARMOR for probe in probes) else None,
     )

@@ -75,7 +75,7 @@ _TINY = {
 def agent_keys(settings: Settings) -> tuple[AgentKey, ...]:
     return tuple(
         _key(name, agent, settings)
-        for name in plugins.names(runner.agents)
+        for name in plugins.importable(runner.agents)
         if isinstance(agent := plugins.load(runner.agents, name).agent, ModelAgent)
     )
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import runner.agents
+import runner.providers
 from runner.core import plugins
 from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.programs import find_program, linked_directories, search_path
 
-ON_THIS_HOST = ("local", "process")  # the providers whose commands see this host's own system
 _OF_CLUSTERS = ("kubectl", "helm")
 
 
@@ -41,6 +41,11 @@ def has_cli(agent: str, settings: Settings) -> bool:
 
 def _home(settings: Settings) -> Path:
     return Path(settings.variables.get("HOME") or "/nonexistent")
+
+
+def shows_host(provider: str) -> bool:
+    """Tell whether commands of a provider see this host's own system, without importing a built-in one."""
+    return bool(plugins.fact(runner.providers, provider, "SHOWS_HOST", False))
 
 
 def is_open(places: Sequence[str]) -> bool:

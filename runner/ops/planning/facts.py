@@ -23,6 +23,7 @@ from runner.core.errors import (
     nearest,
 )
 from runner.core.model import Checkout
+from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.manifest import repository
 from runner.ops.planning.files import agents_file, context_file, incident_document, incident_files, skill_files
@@ -36,19 +37,35 @@ if TYPE_CHECKING:
     from runner.ports.provider import Probe, Provider
 
 
-OF_IMAGES = frozenset({"docker", "gvisor"})  # providers that make workspaces of images; known without importing one
 _LABEL = "k8s-triage-agent."  # of an image that ``runner image build`` has made, before the name of a tool
 
 
 def provider_names() -> list[str]:
     """List the providers that a manifest may name."""
-    return list(plugins.names(runner.providers))
+    return plugins.known(runner.providers)
+
+
+def usable_providers() -> list[str]:
+    """List the providers that can be opened; of other distributions, those that can be imported."""
+    return plugins.importable(runner.providers)
+
+
+def unknown_provider(name: str) -> UnknownPlugin | None:
+    """Return the error of a name that no provider has; ``None`` for a provider's."""
+    if plugins.exists(runner.providers, name):
+        return None
+    return UnknownPlugin(f"`{sanitize(name)}` is not a provider", hint=nearest(name, provider_names()))
+
+
+def uses_images(name: str) -> bool:
+    """Tell whether a provider makes workspaces of images, without importing a built-in one."""
+    return bool(plugins.fact(runner.providers, name, "USES_IMAGES", False))
 
 
 def open_provider(name: str, settings: Settings) -> Provider:
     """Open a provider by its name in a manifest. Raises ``UnknownPlugin``."""
-    if name not in provider_names():
-        raise UnknownPlugin(f"`{name}` is not a provider", hint=nearest(name, provider_names()))
+    if error := unknown_provider(name):
+        raise error
     provider: Provider = plugins.load(runner.providers, name).provider(settings)
     return provider
 

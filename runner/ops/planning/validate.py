@@ -19,18 +19,16 @@ from runner.core.errors import (
     OverBudget,
     PathEscape,
     RunnerError,
-    UnknownPlugin,
     UnknownReference,
     UnreadableManifest,
     distinct,
     in_order,
-    nearest,
 )
 from runner.core.settings import Settings
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.incident_run import Task
 from runner.manifest.load import Document, defaults, survey
-from runner.ops.planning.facts import OF_IMAGES, provider_names
+from runner.ops.planning.facts import unknown_provider, uses_images
 from runner.ops.planning.files import context_file, skill_files
 from runner.ops.planning.model_faults import model_faults
 from runner.spec.document_faults import document_faults
@@ -97,14 +95,15 @@ def _resolved(chosen: Sequence[Selected], settings: Settings) -> list[RunnerErro
 
 def _imageless(spec: RunSpec) -> list[RunnerError]:
     """Report a provider that needs an image when none is named, as planning does."""
-    return [no_image(spec, name) for name in spec.providers if name in OF_IMAGES and spec.base_image is None]
+    if spec.base_image is not None:
+        return []
+    return [no_image(spec, name) for name in spec.providers if uses_images(name)]
 
 
 def _missing(want: FactsRequest) -> dict[str, RunnerError]:
     missing: dict[str, RunnerError] = {}
     for name in want.providers:
-        if name not in provider_names():
-            error = UnknownPlugin(f"`{name}` is not a provider", hint=nearest(name, provider_names()))
+        if error := unknown_provider(name):
             missing[f"{want.run}/providers"] = error
     for skill in want.skills:
         try:

@@ -22,7 +22,7 @@ from runner.core.nurseries import open_services
 from runner.core.sanitize import excerpt
 from runner.engine.pool import Keeper, clear
 from runner.lifecycle.pool import name_of
-from runner.ops.planning.facts import provider_names
+from runner.ops.planning.facts import usable_providers
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.pool.handoff import PLACE, listening, serve
 from runner.ops.workspaces.maintenance import CompletedChange
@@ -132,7 +132,7 @@ def _remembering(open_provider: Callable[[str], Provider]) -> Callable[[str], Pr
 
 
 def providers_of(env: WorkspaceEnv) -> list[Provider]:
-    return [env.deps.provider(name) for name in provider_names()]
+    return [env.deps.provider(name) for name in usable_providers()]
 
 
 async def clear_left(env: WorkspaceEnv, *, dry_run: bool) -> list[CompletedChange]:

@@ -26,7 +26,7 @@ from runner.events import events as ev
 from runner.git import mirror
 from runner.lifecycle.pool import PREFIX
 from runner.ops.host.state import has_history, open_state
-from runner.ops.planning.facts import provider_names
+from runner.ops.planning.facts import usable_providers
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
 from runner.ops.workspaces.maintenance import ReapedWorkspace, reap, unsteady
@@ -116,7 +116,7 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
             if why := await unsteady(env, dry_run=dry_run):
                 return Collection((), dry_run, clock=why)
             own = {row.id for row in await store.workspaces() if row.run is None}
-            owned = [h for name in provider_names() for h in await deps.provider(name).list_owned(deps.nonce)]
+            owned = [h for name in usable_providers() for h in await deps.provider(name).list_owned(deps.nonce)]
             handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
             found = _look(settings, await store.runs(), handles, await store.now())
             said = (GcVerdict.CLOCK, GcVerdict.UNKNOWN)

@@ -27,7 +27,7 @@ from runner.engine.recover import Recovered, belongings, recover, unsaved
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold, replay
 from runner.ops.host.state import has_history, open_state
-from runner.ops.planning.facts import provider_names
+from runner.ops.planning.facts import usable_providers
 from runner.ops.pool.pool import clear_left
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.output_copy import copy_output
@@ -73,7 +73,7 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
         async with open_state(settings) as store:
             with unwrapping_groups():
                 deps = dependencies_of(settings, store)
-                recovery = await recover_runs(settings, store, deps, provider_names(), run, dry_run=dry_run)
+                recovery = await recover_runs(settings, store, deps, usable_providers(), run, dry_run=dry_run)
                 if run is not None:
                     return recovery
                 env = WorkspaceEnv(settings, store, deps)

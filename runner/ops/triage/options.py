@@ -22,6 +22,7 @@ from runner.core.errors import (
 )
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings, parse_duration
+from runner.ops.planning.facts import uses_images
 from runner.ops.planning.files import read_file
 from runner.ops.triage.incident_directory import (
     check_directory,
@@ -345,7 +346,7 @@ def _provider_and_image(given: Mapping[str, Any], options: Mapping[str, Any]) ->
         "toolchains": toolchains,
         "place_named": bool({"provider", "image"} & {*options}),
     }
-    if provider in ("docker", "gvisor"):
+    if uses_images(provider):
         return {**place, "image": image or IMAGE}
     if given.get("image"):
         raise UsageError(f"`{excerpt(provider)}` has no images", hint="leave out --image, or --provider docker")

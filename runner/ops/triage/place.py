@@ -13,7 +13,7 @@ import runner.agents
 from runner.core import plugins
 from runner.core.npm_package import find_program
 from runner.core.settings import Settings, parse_size
-from runner.ops.planning.agent_programs import ON_THIS_HOST, docker_answers, find_agent, is_open
+from runner.ops.planning.agent_programs import docker_answers, find_agent, is_open, shows_host
 from runner.ops.triage.options import VARIABLES, find_kubeconfig
 from runner.ops.triage.request import MEMORY, NOWHERE, SECONDS, TriageRequest
 from runner.ports.agent import ModelAgent
@@ -29,7 +29,7 @@ async def choose_place(triage: TriageRequest, settings: Settings) -> TriageReque
     if not triage.place_named and not await docker_answers(settings):
         found = find_agent(triage.agent, settings, cluster=False)
         triage = here if os.geteuid() or (found is not None and is_open(found)) else triage
-    if triage.providers[0] not in ON_THIS_HOST or triage.toolchains:
+    if not shows_host(triage.providers[0]) or triage.toolchains:
         return triage
     found = find_agent(triage.agent, settings, cluster=triage.kubeconfig is not None)
     return replace(triage, toolchains=found or ())
@@ -50,7 +50,7 @@ def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
     limits, cluster, usual = run["limits"], agent["cluster"] or {}, TriageRequest(NOWHERE)
     kubeconfig = cluster.get("kubeconfig")
     found: tuple[str, ...] = ()
-    if agent["model"] and run["providers"][0] in ON_THIS_HOST:
+    if agent["model"] and shows_host(run["providers"][0]):
         found = find_agent(agent["agent"], settings, cluster=kubeconfig is not None) or ()
     words = [
         ("--provider", run["providers"][0], usual.providers[0]),

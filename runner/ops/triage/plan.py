@@ -20,7 +20,7 @@ from runner.core.errors import (
 )
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
-from runner.ops.planning.agent_programs import ON_THIS_HOST, install_hint
+from runner.ops.planning.agent_programs import install_hint, shows_host
 from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.ops.triage.options import OF_INCIDENT
 from runner.ops.triage.place import program_of
@@ -47,7 +47,7 @@ async def plan_triage(triage: TriageRequest, manifest: Path, settings: Settings)
         raise Rejected(asked or error.findings) from error
     for warning in planned.warnings:
         _name_option(warning, triage)
-    if triage.providers[0] in ON_THIS_HOST and program_of(triage) is None:
+    if shows_host(triage.providers[0]) and program_of(triage) is None:
         raise UsageError(f"`{excerpt(triage.agent)}` is not on this host", hint=install_hint(triage.agent))
     return planned
 
@@ -65,7 +65,7 @@ def _name_option(finding: RunnerError, triage: TriageRequest) -> None:
         own = (triage.image or "").partition(":")[0] == IMAGE
         get = "runner image build" if own else f"docker pull {excerpt(triage.image or '')}"
         finding.hint = f"{get}, or --provider local with the CLIs of this host"
-    elif isinstance(finding, ProviderUnavailable) and triage.providers[0] not in ON_THIS_HOST:
+    elif isinstance(finding, ProviderUnavailable) and not shows_host(triage.providers[0]):
         finding.hint = f"{finding.hint or 'see `runner doctor`'}; or --provider local with the CLIs of this host"
     elif isinstance(finding, NotEnforced) and option == "memory" and triage.memory is None:
         finding.message = f"memory is not limited here: {finding.message.rpartition(': ')[2]}"

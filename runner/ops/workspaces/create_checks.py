@@ -10,13 +10,13 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from runner.core.errors import BadDirectory, ProviderUnavailable, UnknownPlugin, UsageError, nearest
+from runner.core.errors import BadDirectory, ProviderUnavailable, UsageError
 from runner.core.ids import IMAGE_HINT, is_image
 from runner.core.model import Feature, Limits
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.manifest.load import defaults
-from runner.ops.planning.facts import provider_names
+from runner.ops.planning.facts import unknown_provider
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.provider import Images, Probe, Provider
 from runner.ports.store import WorkspaceRow
@@ -50,8 +50,8 @@ async def choose_provider(env: WorkspaceEnv, name: str | None, image: str | None
     names = [name] if name else env.settings.providers or _shipped("providers")
     refused, hints = [], []
     for each in names:
-        if each not in provider_names():
-            raise UnknownPlugin(f"`{sanitize(each)}` is not a provider", hint=nearest(each, provider_names()))
+        if error := unknown_provider(each):
+            raise error
         provider = env.deps.provider(each)
         probe = await provider.probe()
         why = _unfit(probe, image, adopting=adopting)
