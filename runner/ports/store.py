@@ -10,6 +10,8 @@ from msgspec import Struct
 from runner.core.model import DEFAULT_PROJECT, ClockReference, Fence, Lease, Limits, SlotKey, SlotState, WorkspaceStatus
 from runner.events.events import Event, Recorded
 
+Cursor = tuple[int, str]  # ``created`` and ``id`` of a row in a list, newest first, which goes on below it
+
 
 class RunRow(Struct, frozen=True):
     """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run that it continues,
@@ -111,8 +113,10 @@ class Reader(Protocol):
     async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
         """List the events of a workspace's own journal, whose ``run`` is the workspace's id."""
 
-    async def workspaces(self) -> list[WorkspaceRow]:
-        """List every workspace that exists, newest first, those of runs as well."""
+    async def workspaces(
+        self, *, status: str | None = None, before: Cursor | None = None, limit: int | None = None
+    ) -> list[WorkspaceRow]:
+        """List the workspaces that exist, newest first, those of runs as well."""
 
     async def workspace(self, id: str) -> WorkspaceRow:
         """Return the workspace whose id starts with ``id``. Raises ``UnknownWorkspace``."""
@@ -132,8 +136,16 @@ class Reader(Protocol):
     async def counts(self) -> dict[str, int]:
         """Return the number of events in each journal, of runs and of workspaces."""
 
-    async def runs(self) -> list[RunRow]:
-        """List every run, newest first."""
+    async def runs(
+        self,
+        *,
+        status: str | None = None,
+        name: str | None = None,
+        since: int | None = None,
+        before: Cursor | None = None,
+        limit: int | None = None,
+    ) -> list[RunRow]:
+        """List runs, newest first. In ``name`` only ``*`` stands for others; ``since`` is a time like ``created``."""
 
     async def find(self, run: str) -> RunRow:
         """Return the run whose id starts with ``run``, or the newest for ``last``. Raises ``UnknownRun``."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from runner.core.errors import ProjectOwned, UnknownProject, nearest
 from runner.core.sanitize import excerpt
 from runner.ports.store import ProjectRow
+from runner.store._rows import storable
 
 _COLUMNS = "name, root, workspace_isolation, protected_paths, manifest, updated"
 
@@ -28,14 +29,14 @@ def read_projects(connection: sqlite3.Connection) -> list[ProjectRow]:
 
 def write_project(connection: sqlite3.Connection, project: ProjectRow, at: int) -> ProjectRow:
     """Write a record in one statement, so that no other writer comes between. Raises ``ProjectOwned``."""
-    manifest = project.manifest and _text(project.manifest)
+    manifest = project.manifest and storable(project.manifest)
     protected = json.dumps(project.protected_paths)
     found = connection.execute(
         f"INSERT INTO projects ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET"
         " root = excluded.root, workspace_isolation = excluded.workspace_isolation,"
         " protected_paths = excluded.protected_paths, manifest = excluded.manifest, updated = excluded.updated"
         " WHERE projects.manifest IS NULL OR excluded.manifest IS NOT NULL RETURNING name",
-        (project.name, _text(project.root), project.workspace_isolation, protected, manifest, at),
+        (project.name, storable(project.root), project.workspace_isolation, protected, manifest, at),
     ).fetchall()
     if not found:
         raise project_owned_error(find_project(read_projects(connection), project.name))
@@ -53,8 +54,3 @@ def find_project(rows: Sequence[ProjectRow], name: str) -> ProjectRow:
         if row.name == name:
             return row
     raise UnknownProject(f"there is no project `{excerpt(name)}`", hint=nearest(name, [row.name for row in rows]))
-
-
-def _text(path: str) -> str:
-    """Return a path as text that SQLite takes, whatever bytes it has."""
-    return path.encode(errors="backslashreplace").decode()

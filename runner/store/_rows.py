@@ -16,3 +16,8 @@ def as_rows(kind: type[T], found: Iterable[Sequence[object]]) -> Iterator[T]:
             if not isinstance(value, wanted):
                 raise TypeError(f"`{name}` is {value!r}")
         yield kind(*values)
+
+
+def storable(path: str) -> str:
+    """Return a path as text that SQLite takes, whatever bytes it has."""
+    return path.encode(errors="backslashreplace").decode()

@@ -1,41 +1,111 @@
-"""Find the run that a person means, or the one that has a key."""
+"""The rows of runs; find the one that a person means, or the one that has a key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from runner.core.errors import NotFoundError, RunExists, UnknownRun
 from runner.core.sanitize import excerpt
 from runner.events.events import RunStarted
-from runner.ports.store import RunRow
+from runner.ports.store import Cursor, RunRow, WorkspaceRow
+from runner.store._rows import as_rows, storable
 
-_CANDIDATES = 8
+_COLUMNS = "id, name, status, exit_code, plan, created, ended, resumes, rehearsal, manifests"
+_NEWEST = "ORDER BY created DESC, id DESC"
+CANDIDATES = 8  # that an error lists
+
+R = TypeVar("R", RunRow, WorkspaceRow)
 
 
-def find_run(rows: Sequence[RunRow], text: str) -> RunRow:
-    """Return the run among ``rows`` (newest first) whose id starts with ``text``, or the first for ``last``.
+def read_runs(
+    connection: sqlite3.Connection,
+    *,
+    status: str | None = None,
+    name: str | None = None,
+    since: int | None = None,
+    before: Cursor | None = None,
+    limit: int | None = None,
+) -> list[RunRow]:
+    query = (
+        f"SELECT {_COLUMNS} FROM runs WHERE (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR name GLOB ?2)"
+        f" AND (?3 IS NULL OR created >= ?3) AND (?4 IS NULL OR (created, id) < (?4, ?5)) {_NEWEST} LIMIT ?6"
+    )
+    pattern = None if name is None else glob_of(name)
+    values = (status, pattern, since, *(before or (None, None)), -1 if limit is None else limit)
+    return list(as_rows(RunRow, connection.execute(query, values)))
 
-    Raises ``UnknownRun``, which lists the candidates when there are several.
+
+def find_run(connection: sqlite3.Connection, text: str) -> RunRow:
+    """Return the run whose id starts with ``text``, or the newest for ``last``. Raises ``UnknownRun``."""
+    if text == "last" and (newest := read_runs(connection, limit=1)):
+        return newest[0]
+    found = find_by_prefix(connection, "runs", _COLUMNS, "created", text)
+    return one_run(as_rows(RunRow, (values[:-1] for values in found)), count_of(found), text)
+
+
+def find_by_prefix(
+    connection: sqlite3.Connection, table: str, columns: str, age: str, text: str
+) -> list[tuple[Any, ...]]:
+    """Read rows whose ids start with ``text``, as many as an error lists; the last column is the number of all."""
+    query = (
+        f"SELECT {columns}, count(*) OVER () FROM {table} WHERE id >= ?1 AND id < ?1 || char(0x10ffff)"
+        f" ORDER BY id = ?1 DESC, {age} DESC, id DESC LIMIT {CANDIDATES}"
+    )
+    return connection.execute(query, (storable(text),)).fetchall()
+
+
+def count_of(found: Sequence[Sequence[Any]]) -> int:
+    return int(found[0][-1]) if found else 0
+
+
+def one_run(found: Iterable[RunRow], count: int, text: str) -> RunRow:
+    """Return the run that ``text`` means; see ``only``. Raises ``UnknownRun``."""
+    return only({f"{row.id} ({row.name})": row for row in found}, count, text, _RUN)
+
+
+class Noun(Struct, frozen=True):
+    """A kind of rows in messages, and the command that ``lists`` them."""
+
+    word: str
+    error: type[NotFoundError]
+    lists: str
+
+
+_RUN = Noun("run", UnknownRun, "runner runs list")
+
+
+def only(found: Mapping[str, R], count: int, text: str, noun: Noun) -> R:
+    """Return the row whose id is ``text``, or the only one whose id starts with it.
+
+    ``found`` are the first of ``count`` such rows by what an error calls them, an equal id before the others.
     """
-    if text == "last" and rows:
-        return rows[0]
-    names = {row.id: f"{row.id} ({row.name})" for row in rows}
-    id = match_id(names, text, UnknownRun, "run", "runner runs list")
-    return next(row for row in rows if row.id == id)
-
-
-def match_id(names: Mapping[str, str], text: str, error: type[NotFoundError], kind: str, lists: str) -> str:
-    """Return the one id that is ``text``, or starts with it; ``names`` are what an error calls each."""
+    word, error = noun.word, noun.error
     if not text:
-        raise error(f"the id of the {kind} is empty", hint="look at the variable that it comes from")
-    found = [text] if text in names else [id for id in names if id.startswith(text)]
-    if len(found) == 1:
-        return found[0]
+        raise error(f"the id of the {word} is empty", hint="look at the variable that it comes from")
     if not found:
-        raise error(f"there is no {kind} `{excerpt(text)}`", hint=f"`{lists}` shows all")
-    more = f", and {len(found) - _CANDIDATES} more" if len(found) > _CANDIDATES else ""
-    hint = f"name one of: {', '.join(names[id] for id in found[:_CANDIDATES])}{more}"
-    raise error(f"`{excerpt(text)}` may be any of {len(found)} {kind}s", hint=hint)
+        raise error(f"there is no {word} `{excerpt(text)}`", hint=f"`{noun.lists}` shows all")
+    first = next(iter(found.values()))
+    if count == 1 or first.id == text:
+        return first
+    more = f", and {count - CANDIDATES} more" if count > CANDIDATES else ""
+    hint = f"name one of: {', '.join([*found][:CANDIDATES])}{more}"
+    raise error(f"`{excerpt(text)}` may be any of {count} {word}s", hint=hint)
+
+
+def begin_with(rows: Iterable[R], text: str) -> list[R]:
+    """Return the rows whose ids start with ``text``, an equal id before the others."""
+    found = [row for row in rows if row.id.startswith(text)]
+    return sorted(found, key=lambda row: row.id != text)
+
+
+def glob_of(name: str) -> str:
+    """Turn a name, in which only ``*`` stands for others, into a pattern that globs take."""
+    return re.sub(r"[\[?]", r"[\g<0>]", name)
 
 
 def run_exists_error(run: str, started: RunStarted) -> RunExists:

@@ -13,8 +13,8 @@ from runner.core.errors import UnknownWorkspace
 from runner.core.model import DEFAULT_PROJECT, ClockReference, Limits, WorkspaceStatus
 from runner.events.events import Event
 from runner.lifecycle.workspace import fold, named
-from runner.ports.store import WorkspaceRow
-from runner.store._runs import match_id
+from runner.ports.store import Cursor, WorkspaceRow
+from runner.store._runs import Noun, count_of, find_by_prefix, only
 
 _COLUMNS = (
     "id, provider, status, lifecycle, created_at, last_used_at, expires_at, repository_url, branch, resource_limits,"
@@ -27,19 +27,33 @@ _WRITE = (
 )
 
 
-def find_workspace(rows: Sequence[WorkspaceRow], text: str) -> WorkspaceRow:
-    """Return the workspace among ``rows`` whose id starts with ``text``.
-
-    Raises ``UnknownWorkspace``, which lists the candidates when there are several.
-    """
-    names = {row.id: row.id for row in rows}
-    id = match_id(names, text, UnknownWorkspace, "workspace", "runner workspace list")
-    return next(row for row in rows if row.id == id)
+_WORKSPACE = Noun("workspace", UnknownWorkspace, "runner workspace list")
 
 
-def read_workspaces(connection: sqlite3.Connection) -> list[WorkspaceRow]:
-    query = f"SELECT {_COLUMNS} FROM agent_workspaces ORDER BY created_at DESC, id"
-    return [_row(values) for values in connection.execute(query)]
+def one_workspace(rows: Sequence[WorkspaceRow], count: int, text: str) -> WorkspaceRow:
+    """Return the workspace that ``text`` means; see ``only``. Raises ``UnknownWorkspace``."""
+    return only({row.id: row for row in rows}, count, text, _WORKSPACE)
+
+
+def find_workspace(connection: sqlite3.Connection, text: str) -> WorkspaceRow:
+    """Return the workspace whose id starts with ``text``. Raises ``UnknownWorkspace``."""
+    found = find_by_prefix(connection, "agent_workspaces", _COLUMNS, "created_at", text)
+    return one_workspace([_row(values[:-1]) for values in found], count_of(found), text)
+
+
+def read_workspaces(
+    connection: sqlite3.Connection,
+    *,
+    status: str | None = None,
+    before: Cursor | None = None,
+    limit: int | None = None,
+) -> list[WorkspaceRow]:
+    query = (
+        f"SELECT {_COLUMNS} FROM agent_workspaces WHERE (?1 IS NULL OR status = ?1)"
+        " AND (?2 IS NULL OR (created_at, id) < (?2, ?3)) ORDER BY created_at DESC, id DESC LIMIT ?4"
+    )
+    values = (status, *(before or (None, None)), -1 if limit is None else limit)
+    return [_row(found) for found in connection.execute(query, values)]
 
 
 def project_workspace(connection: sqlite3.Connection, owner: str, at: int, event: Event) -> None:

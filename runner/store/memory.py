@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from fnmatch import fnmatchcase
 from itertools import count
 
 import trio
@@ -19,11 +20,11 @@ from runner.events.events import Event, Recorded, RunEnded, RunStarted, decode, 
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.lifecycle.pool import NEXT
 from runner.lifecycle.workspace import fold, named
-from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
+from runner.ports.store import Cursor, PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._projects import find_project, project_owned_error
-from runner.store._runs import find_run, run_exists_error
+from runner.store._runs import R, begin_with, glob_of, one_run, run_exists_error
 from runner.store._slots import count_name
-from runner.store._workspaces import find_workspace
+from runner.store._workspaces import one_workspace
 
 
 def place(url: str) -> None:
@@ -127,11 +128,15 @@ class MemoryStore:
     async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
         return self._of_workspaces.get(workspace, [])[after:]
 
-    async def workspaces(self) -> list[WorkspaceRow]:
-        return sorted(self._workspaces.values(), key=lambda row: (-row.created, row.id))
+    async def workspaces(
+        self, *, status: str | None = None, before: Cursor | None = None, limit: int | None = None
+    ) -> list[WorkspaceRow]:
+        rows = [row for row in self._workspaces.values() if status is None or row.status == status]
+        return _page(rows, before, limit)
 
     async def workspace(self, id: str) -> WorkspaceRow:
-        return find_workspace(await self.workspaces(), id)
+        found = begin_with(await self.workspaces(), id)
+        return one_workspace(found, len(found), id)
 
     async def anchor(self) -> ClockReference | None:
         return self._anchor
@@ -157,11 +162,25 @@ class MemoryStore:
     async def counts(self) -> dict[str, int]:
         return {owner: len(events) for owner, events in (*self._journal.items(), *self._of_workspaces.items())}
 
-    async def runs(self) -> list[RunRow]:
-        return sorted(reversed(self._rows.values()), key=lambda row: -row.created)
+    async def runs(
+        self,
+        *,
+        status: str | None = None,
+        name: str | None = None,
+        since: int | None = None,
+        before: Cursor | None = None,
+        limit: int | None = None,
+    ) -> list[RunRow]:
+        rows = [row for row in self._rows.values() if status is None or row.status == status]
+        rows = [row for row in rows if name is None or fnmatchcase(row.name, glob_of(name))]
+        return _page([row for row in rows if since is None or row.created >= since], before, limit)
 
     async def find(self, run: str) -> RunRow:
-        return find_run(await self.runs(), run)
+        rows = await self.runs()
+        if run == "last" and rows:
+            return rows[0]
+        found = begin_with(rows, run)
+        return one_run(found, len(found), run)
 
     async def put_project(self, project: ProjectRow) -> ProjectRow:
         known = self._projects.get(project.name)
@@ -206,6 +225,12 @@ class MemoryStore:
 
     async def pool_counts(self) -> dict[str, int]:
         return dict(sorted(self._counts.items()))
+
+
+def _page(rows: list[R], before: Cursor | None, limit: int | None) -> list[R]:
+    """Sort rows, the newest first, and return those below a cursor, at most ``limit``."""
+    ordered = sorted(rows, key=lambda row: (row.created, row.id), reverse=True)
+    return [row for row in ordered if before is None or (row.created, row.id) < before][:limit]
 
 
 def _project(rows: dict[str, RunRow], run: str, at: int, event: Event) -> None:

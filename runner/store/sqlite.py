@@ -55,11 +55,11 @@ from runner.events.events import (
 from runner.events.record import replay
 from runner.lifecycle.lease import LeaseEvent
 from runner.lifecycle.workspace import WorkspaceEvent
-from runner.ports.store import PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
+from runner.ports.store import Cursor, PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
-from runner.store._rows import as_rows
-from runner.store._runs import find_run, run_exists_error
+from runner.store._rows import storable
+from runner.store._runs import find_run, read_runs, run_exists_error
 from runner.store._slots import (
     change_slot,
     drop_slot,
@@ -80,7 +80,7 @@ from runner.store._workspaces import (
     write_anchor,
 )
 
-OLDEST = 7  # of the schemas that are read; before it events had another form
+OLDEST = 8  # of the schemas that are read
 BUSY_MILLISECONDS = 5_000
 POLL = 0.2  # seconds between looks for events that another process has written: a search by the primary key
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
@@ -167,11 +167,14 @@ class Reader:
     async def leases(self) -> list[Lease]:
         return await self._in_thread(lambda: read_leases(self._connection))
 
-    async def workspaces(self) -> list[WorkspaceRow]:
-        return await self._in_thread(lambda: read_workspaces(self._connection))
+    async def workspaces(
+        self, *, status: str | None = None, before: Cursor | None = None, limit: int | None = None
+    ) -> list[WorkspaceRow]:
+        wanted = partial(read_workspaces, self._connection, status=status, before=before, limit=limit)
+        return await self._in_thread(wanted)
 
     async def workspace(self, id: str) -> WorkspaceRow:
-        return find_workspace(await self.workspaces(), id)
+        return await self._in_thread(lambda: find_workspace(self._connection, id))
 
     async def anchor(self) -> ClockReference | None:
         return await self._in_thread(lambda: read_anchor(self._connection))
@@ -208,18 +211,20 @@ class Reader:
         if self._connection.execute("PRAGMA foreign_key_check").fetchone():
             raise _damaged(self._path, "there are events of no run")
 
-    async def runs(self) -> list[RunRow]:
-        first = "SELECT body FROM events WHERE run = runs.id AND seq = 1"
-        said = (
-            f"(SELECT CASE WHEN json_valid(body) THEN json_extract(body, '$.{name}') END FROM ({first}))"
-            for name in ("resumes", "rehearsal", "manifests")
-        )
-        columns = f"id, name, status, exit_code, plan, created, ended, {', '.join(said)}"
-        query = f"SELECT {columns} FROM runs ORDER BY created DESC, rowid DESC"
-        return await self._in_thread(lambda: list(as_rows(RunRow, self._connection.execute(query))))
+    async def runs(
+        self,
+        *,
+        status: str | None = None,
+        name: str | None = None,
+        since: int | None = None,
+        before: Cursor | None = None,
+        limit: int | None = None,
+    ) -> list[RunRow]:
+        wanted = partial(read_runs, self._connection, status=status, name=name, since=since, before=before, limit=limit)
+        return await self._in_thread(wanted)
 
     async def find(self, run: str) -> RunRow:
-        return find_run(await self.runs(), run)
+        return await self._in_thread(lambda: find_run(self._connection, run))
 
     async def projects(self) -> list[ProjectRow]:
         return await self._in_thread(lambda: read_projects(self._connection))
@@ -611,11 +616,11 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
     project_workspace(connection, run, at, event)
     project_count(connection, event)
     match event:
-        case RunStarted(name=name, plan=plan, key=key):
+        case RunStarted() as started:
             connection.execute(
-                "INSERT INTO runs (id, name, status, plan, created, key) VALUES (?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (id) DO NOTHING",
-                (run, name, Status.RUNNING, plan, at, key),
+                "INSERT INTO runs (id, name, status, plan, created, key, resumes, rehearsal, manifests)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+                (run, started.name, Status.RUNNING, started.plan, at, started.key, *_sources(started)),
             )
         case RunEnded(outcome=outcome, exit_code=exit_code):
             connection.execute(
@@ -633,6 +638,10 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
         case LeaseReleased():
             write_lease(connection, event, at)
             forget_leases(connection)
+
+
+def _sources(started: RunStarted) -> list[str | None]:
+    return [said and storable(said) for said in (started.resumes, started.rehearsal, started.manifests)]
 
 
 def _key_conflict(connection: sqlite3.Connection, request: _Append) -> RunnerError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import trio
@@ -152,11 +153,49 @@ async def test_runs_are_listed_newest_first_with_how_they_ended(store: Store) ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        pytest.param({}, "edcba", id="all"),
+        pytest.param({"status": "running"}, "edcb", id="status"),
+        pytest.param({"name": "fix*"}, "ca", id="pattern"),
+        pytest.param({"name": "fix[1]"}, "c", id="brackets are themselves"),
+        pytest.param({"name": "fi?"}, "", id="question mark is itself"),
+        pytest.param({"name": "FIX"}, "", id="case counts"),
+        pytest.param({"since": 1_003}, "ed", id="since"),
+        pytest.param({"limit": 2}, "ed", id="limit"),
+        pytest.param({"before": (1_003, "d")}, "cba", id="below a run"),
+        pytest.param({"before": (1_003, "d"), "limit": 1}, "c", id="next page"),
+        pytest.param({"before": (1_003, "zz")}, "dcba", id="below one that is gone"),
+        pytest.param({"name": "other", "before": (1_004, "e"), "limit": 1}, "d", id="page of a filter"),
+    ],
+)
+async def test_runs_are_listed_by_filter_and_page(store: Store, wanted: dict[str, Any], found: str) -> None:
+    for run, name in zip("abcde", ("fix", "other", "fix[1]", "other", "other"), strict=True):
+        await store.append(run, [replace(STARTED, name=name)])
+    await store.append("a", [ENDED])
+
+    assert "".join(row.id for row in await store.runs(**wanted)) == found
+
+
+async def test_runs_of_one_moment_are_on_one_page_or_the_next_and_never_on_both(open_on: OpenOn) -> None:
+    async with open_on(lambda: 5) as store:
+        for run in "bdac":
+            await store.append(run, [STARTED])
+        pages, before = [], None
+        while rows := await store.runs(before=before, limit=3):
+            pages.append([row.id for row in rows])
+            before = (rows[-1].created, rows[-1].id)
+
+    assert pages == [["d", "c", "b"], ["a"]]
+
+
 async def test_a_listed_run_says_which_one_it_continues(store: Store) -> None:
     await store.append("a", [STARTED])
-    await store.append("b", [replace(STARTED, resumes="a")])
+    await store.append("b", [replace(STARTED, resumes="a", rehearsal="r.yaml", manifests="/p/\udcff")])
 
     assert [row.resumes for row in await store.runs()] == ["a", None]
+    assert (await store.find("b")).rehearsal == "r.yaml"
 
 
 @pytest.mark.parametrize(("text", "found"), [("abd", "abd1"), ("abc", "abc"), ("last", "zz"), ("zz", "zz")])
@@ -174,9 +213,10 @@ async def test_a_run_is_found_by_a_prefix_or_last(store: Store, text: str, found
         ("x", "there is no run `x`"),
         ("%", "there is no run"),
         ("\x1b[2J", r"x1b\[2J"),
+        ("\udcff", "there is no run"),
         ("", "the id of the run is empty"),
     ],
-    ids=["ambiguous", "none", "no pattern", "control", "empty"],
+    ids=["ambiguous", "none", "no pattern", "control", "no text", "empty"],
 )
 async def test_a_run_that_cannot_be_told_is_an_error(store: Store, text: str, words: str) -> None:
     for run in ("abc", "abcd", "abd1"):
@@ -194,6 +234,17 @@ async def test_an_ambiguous_prefix_lists_the_candidates(store: Store) -> None:
         await store.find("ab")
 
     assert refused.value.hint == "name one of: abd (fix), abc (fix)"
+
+
+async def test_of_many_candidates_the_newest_are_listed(store: Store) -> None:
+    for number in range(10):
+        await store.append(f"ab{number}", [STARTED])
+
+    with pytest.raises(UnknownRun, match="any of 10 runs") as refused:
+        await store.find("ab")
+
+    assert str(refused.value.hint).startswith("name one of: ab9 (fix), ab8 (fix)")
+    assert str(refused.value.hint).endswith("ab2 (fix), and 2 more")
 
 
 async def test_an_empty_store_has_no_last_run(store: Store) -> None:

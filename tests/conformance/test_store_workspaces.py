@@ -85,6 +85,16 @@ async def test_a_workspace_is_found_by_a_prefix_that_only_it_has(store: Store) -
         await store.workspace("")
 
 
+async def test_workspaces_are_listed_by_status_and_page(store: Store) -> None:
+    for id in "abc":
+        await store.append_to_workspace(id, [REQUESTED])
+    await store.append_to_workspace("a", [ev.WorkspaceStatusChanged(S.PROVISIONING)])
+
+    assert [row.id for row in await store.workspaces(status="creating")] == ["c", "b"]
+    assert [row.id for row in await store.workspaces(limit=2)] == ["c", "b"]
+    assert [row.id for row in await store.workspaces(before=(1_001, "b"), limit=2)] == ["a"]
+
+
 async def test_the_clock_is_remembered_as_it_was_seen_last(store: Store) -> None:
     assert (await store.anchor(), await store.newest()) == (None, 0)
     for offset in (1, 2):

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from runner.core.errors import BadPlanFile
 from runner.core.home import run_directory
 from runner.core.settings import Settings
+from runner.ops.host.state import read_state
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.planning.saved_plan import read_document
-from runner.ops.runs.history import list_runs
 from runner.plan.diff import Change, diff
 from runner.plan.model import run_document
 from runner.report.plan import PlanComparison
@@ -31,12 +31,11 @@ async def compare(planned: PlanResult, settings: Settings, against: Path | None)
         old = read_document(against)
         new = texts_of(planned.facts, *(run.name for run in plan.runs))
         return [PlanComparison(str(against), _changes(old, old.get("texts"), plan.document(), new))]
-    runs: dict[str, list[str]] = {}
-    for row in await list_runs(settings):
-        runs.setdefault(row.name, []).append(row.id)
+    async with read_state(settings) as store:
+        runs = {run.name: [row.id for row in await store.runs(name=run.name)] for run in plan.runs}
     compared = []
     for run in plan.runs:
-        last = next(_plans(settings, runs.get(run.name, ()), manifests), None)
+        last = next(_plans(settings, runs[run.name], manifests), None)
         if last is not None:
             id, old = last
             new = texts_of(planned.facts, run.name)

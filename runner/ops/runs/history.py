@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -45,13 +45,11 @@ class RunFilter(Struct, frozen=True):
     within: Path | None = None
     limit: int | None = None
 
-    def takes(self, row: RunRow) -> bool:
-        return (
-            (self.name is None or fnmatchcase(row.name, self.name))
-            and (self.state is None or state_of(row) == self.state)
-            and (self.since is None or row.created >= self.since)
-            and (self.within is None or is_within(row, self.within))
-        )
+    @property
+    def status(self) -> str | None:
+        """The stored status of the runs in ``state``."""
+        stored = {TIMED_OUT: Status.FAILED, Status.LOST: Status.RUNNING}
+        return None if self.state is None else stored.get(self.state, self.state)
 
 
 class RunSummary(Struct, frozen=True):
@@ -85,10 +83,9 @@ def is_within(row: RunRow, directory: Path) -> bool:
 
 async def filter_runs(settings: Settings, wanted: RunFilter) -> RunList:
     """List the matching runs, newest first."""
-    rows = await list_runs(settings)
-    found = [row for row in rows if wanted.takes(row)]
-    anywhere = [row for row in rows if replace(wanted, within=None).takes(row)]
     async with read_state(settings) as store:
+        anywhere = await _read_rows(store, settings, wanted)
+        found = [row for row in anywhere if wanted.within is None or is_within(row, wanted.within)]
         runs = [await _listed(row, store) for row in found[: wanted.limit]]
     return RunList(runs, len(found) - len(runs), len(anywhere) - len(found))
 
@@ -106,14 +103,15 @@ async def _listed(row: RunRow, store: Reader) -> RunSummary:
     return RunSummary(row, state_of(row), outcome.reason, outcome.message, cost)
 
 
-async def list_runs(settings: Settings) -> list[RunRow]:
-    """List every run, newest first; status ``lost`` means that its runner died before its end."""
-    async with read_state(settings) as store:
-        rows = await store.runs()
-        suspects = {row.id for row in rows if row.ended is None and not is_locked(run_directory(settings.home, row.id))}
-        if suspects:  # asked again, for a runner writes the end before it lets go
-            rows = await store.runs()
-        return [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]
+async def _read_rows(store: Reader, settings: Settings, wanted: RunFilter) -> list[RunRow]:
+    """Read the matching runs of any directory; status ``lost`` means that its runner died before its end."""
+    read = partial(store.runs, status=wanted.status, name=wanted.name, since=wanted.since)
+    rows = await read()
+    suspects = {row.id for row in rows if row.ended is None and not is_locked(run_directory(settings.home, row.id))}
+    if suspects:  # asked again, for a runner writes the end before it lets go
+        rows = await read()
+    rows = [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]
+    return [row for row in rows if wanted.state in (None, state_of(row))]
 
 
 async def find_run(settings: Settings, run: str) -> StoredRun:

@@ -15,8 +15,13 @@ CREATE TABLE runs (
     plan TEXT NOT NULL,
     created INTEGER NOT NULL,
     ended INTEGER,
-    key TEXT  -- a second start with the same one is refused, so that it can attach to the run that the first one made
+    key TEXT,  -- a second start with the same one is refused, so that it can attach to the run that the first one made
+    resumes TEXT,
+    rehearsal TEXT,
+    manifests TEXT
 ) STRICT;
+
+CREATE INDEX runs_by_age ON runs (created, id);
 
 CREATE UNIQUE INDEX one_run_each_key ON runs (key, name) WHERE key IS NOT NULL;
 
