@@ -188,9 +188,9 @@ def compile_plan(
 
 
 def _run_plan(draft: Draft) -> RunPlan:
-    spec = draft.spec
+    spec, found = draft.spec, draft.facts.of(draft.spec.name)
     task = {key: value for key, value in asdict(spec.task).items() if value is not None}
-    incident = {"incident": draft.facts.incidents.get(spec.name, {})} if spec.incident is not None else {}
+    incident = {"incident": found.incident} if spec.incident is not None else {}
     return RunPlan(
         name=spec.name,
         group=spec.group,
@@ -210,7 +210,7 @@ def _run_plan(draft: Draft) -> RunPlan:
         steps=draft.steps,
         origins={**spec.origins, **{f"policy {p.name}": p.origin for p in spec.policies}},
         base_image=spec.base_image,
-        image=draft.facts.images.get(spec.name),
+        image=found.image,
         cluster=_cluster(spec),
         cost_usd=_cost(spec),
         host_network=tuple(

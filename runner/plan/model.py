@@ -13,7 +13,7 @@ from runner.plan.graph import Graph
 
 B = TypeVar("B")
 
-FORMAT = "runner/plan/v1"  # minor additions keep it; a reader refuses any other
+FORMAT = "runner/plan/v2"  # minor additions keep it; a reader refuses any other
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 

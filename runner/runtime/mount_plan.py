@@ -10,7 +10,7 @@ from msgspec import Struct
 from runner.core.model import Feature, Mount
 from runner.plan.model import BUILT_IN, PlannedMount
 from runner.ports.provider import SandboxSpec
-from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec
+from runner.spec.model import Facts, RunSpec
 
 _OUTPUT = PlannedMount("/output", True, BUILT_IN)
 
@@ -50,7 +50,7 @@ class MountPlan(Struct, frozen=True):
 def mount_plan_of(spec: RunSpec, facts: Facts) -> MountPlan:
     """Build the mount plan of setup, agent and hooks. Without a repository the incident's files lie in the tree,
     read-only."""
-    files = facts.files.get(f"{spec.name}/incident", {}) if spec.checkout is None else {}
+    files = (facts.of(spec.name).incident_files or {}) if spec.checkout is None else {}
     inputs = tuple(sorted({name.split("/", 1)[0] for name, file in files.items() if file.whole}))
     protected, has_incident, has_cluster = tuple(spec.protected), spec.incident is not None, spec.cluster is not None
     lent = spec.lent
@@ -64,11 +64,6 @@ def mount_plan_of(spec: RunSpec, facts: Facts) -> MountPlan:
         environment=lent.environment,
         dependencies=lent.dependencies,
     )
-
-
-def agents_file(spec: RunSpec, facts: Facts) -> ContextFile | None:
-    """Return the project's agents file, if it has one."""
-    return facts.files.get(f"{spec.name}/agents", {}).get(AGENTS_FILE)
 
 
 def planned_mounts(mount_plan: MountPlan, spec: RunSpec) -> tuple[PlannedMount, ...]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from runner.core.errors import KubeconfigExposed, RunnerError, UnknownContext, Untrusted
 from runner.core.model import Feature
 from runner.core.settings import Settings
-from runner.spec.model import ClusterFact, ClusterSpec, Demand, Facts
+from runner.spec.model import ClusterFact, ClusterSpec, Demand
 from runner.spec.select import Selected
 
 KEYS = ("incident", "kubeconfig")
@@ -40,13 +40,12 @@ def wanted_cluster(selected: Selected, settings: Settings) -> WantedCluster | No
     return WantedCluster(":".join(places), incident.context, incident.namespace, beside)
 
 
-def cluster_of(selected: Selected, want: WantedCluster | None, facts: Facts) -> ClusterSpec | None:
-    """The cluster of a run; of open Facts no more of it than the manifest says."""
+def cluster_of(selected: Selected, want: WantedCluster | None, found: ClusterFact | None) -> ClusterSpec | None:
+    """The cluster of a run; of one that was not looked at no more than the manifest says."""
     incident = selected.spec.incident
     if want is None or incident is None:
         return None
-    open_fact = ClusterFact(want.context or "", "", want.namespace or "")
-    fact = facts.clusters.get(selected.name, open_fact)
+    fact = found or ClusterFact(want.context or "", "", want.namespace or "")
     plug_in = {"plug_in": fact.plug_in, "plug_in_sha256": fact.plug_in_sha256}
     return ClusterSpec(want.kubeconfig, fact.context, fact.server, fact.namespace, incident.access, **plug_in)
 
@@ -57,8 +56,7 @@ def keys_of(selected: Selected, error: RunnerError | None) -> tuple[str, str]:
     return ("incident", "context") if is_context else KEYS
 
 
-def cluster_faults(selected: Selected, facts: Facts) -> Iterator[RunnerError]:
-    fact = facts.clusters.get(selected.name)
+def cluster_faults(selected: Selected, fact: ClusterFact | None) -> Iterator[RunnerError]:
     if fact is not None and fact.exposed:
         yield KubeconfigExposed(fact.exposed, at=selected.run.place(*KEYS), hint="run `chmod 600` on it")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import asdict
 from pydantic import BaseModel
 
-from runner.core.errors import BadRef, BadValue, RunnerError
+from runner.core.errors import BadRef, BadValue, Place, RunnerError
 from runner.core.ids import BRANCH_HINT, is_branch
 from runner.core.sanitize import excerpt
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
@@ -21,7 +21,7 @@ from runner.policy.toolchains import check_toolchain
 from runner.spec import template
 from runner.spec.cluster import keys_of
 from runner.spec.facts_request import source_place
-from runner.spec.model import Facts, RunSpec
+from runner.spec.model import Missing, RunSpec, Wanted
 from runner.spec.select import Selected
 
 Outputs = Mapping[str, tuple[tuple[str, ...], bool]]
@@ -57,26 +57,32 @@ def template_faults(
     return findings
 
 
-def missing_faults(selected: Selected, facts: Facts) -> list[RunnerError]:
-    """Facts that could not be had, said at the manifest line that wants them. Keys as ``app`` gathers them."""
-    name = selected.name
+def missing_faults(selected: Selected, missing: Iterable[Missing]) -> Iterator[RunnerError]:
+    """Report what a run does not get at the manifest line that wants it."""
+    for one in missing:
+        yield type(one.error)(one.error.message, at=_place(selected, one), hint=one.error.hint)
+
+
+def _place(selected: Selected, missing: Missing) -> Place:
     agent, run = selected.agent_type, selected.run
-    places: dict[str, tuple[Document, tuple[str | int, ...]]] = {
-        f"{name}/providers": (agent, ("workspace", "providers")),
-        f"{name}/script": (agent, ("script",)),
-        f"{name}/incident": (run, selected.incident_keys),
-        f"{name}/cluster": (run, keys_of(selected, facts.missing.get(f"{name}/cluster"))),
-        f"{name}/toolchain": (agent, ("workspace", "toolchains")),
-        f"{name}/dependencies": (agent, ("workspace", "dependencies")),
-        f"{name}/image": (agent, ("workspace", "base_image")),
-        **{f"{name}/skills/{skill}": (agent, ("skills", i)) for i, skill in enumerate(selected.agent.skills)},
-    }
-    found = {key: document.place(*keys) for key, (document, keys) in places.items() if key in facts.missing}
-    if f"{name}/agents" in facts.missing and selected.project is not None:
-        found[f"{name}/agents"] = selected.project.place("root")
-    if f"{name}/checkout" in facts.missing:
-        found[f"{name}/checkout"] = source_place(selected)
-    return [type(error := facts.missing[key])(error.message, at=at, hint=error.hint) for key, at in found.items()]
+    match missing.what:
+        case Wanted.PROVIDERS | Wanted.TOOLCHAINS | Wanted.DEPENDENCIES:
+            return agent.place("workspace", missing.what.value)
+        case Wanted.IMAGE:
+            return agent.place("workspace", "base_image")
+        case Wanted.CHECKOUT:
+            return source_place(selected)
+        case Wanted.SCRIPT:
+            return agent.place("script")
+        case Wanted.SKILL:
+            return agent.place("skills", selected.agent.skills.index(missing.skill))
+        case Wanted.INCIDENT:
+            return run.place(*selected.incident_keys)
+        case Wanted.CLUSTER:
+            return run.place(*keys_of(selected, missing.error))
+        case Wanted.AGENTS_FILE:
+            assert selected.project is not None  # or there would be no such file to look for
+            return selected.project.place("root")
 
 
 def document_faults(document: Document) -> list[RunnerError]:

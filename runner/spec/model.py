@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,43 +73,118 @@ class Lent(Struct, frozen=True):
     dependencies: tuple[Mount, ...] = ()
 
 
-class Facts(Struct, frozen=True):
-    """State of this host when the plan was made. Keys of ``files`` are names shown to people.
+class ClusterFact(Struct, frozen=True):
+    """The cluster that a kubeconfig leads to. ``exposed`` says who else can read the file; it is not planned.
 
-    ``missing`` maps a requested thing to the reason why it is missing; resolving reports it at its place, and with any
-    of it there is no plan. By run: ``policies`` holds the policy of its repository, ``images`` the id of its image,
-    ``clusters`` the cluster of its kubeconfig, ``left_out`` the files of its incident that no agent sees (in words),
-    ``clis`` the version of its agent's CLI where known, ``lent`` the host directories that its commands see.
+    ``plug_in`` is the program that gives the credential, as the kubeconfig writes it, and ``plug_in_sha256`` of it with
+    its arguments and variables.
+    """
+
+    context: str
+    server: str
+    namespace: str
+    exposed: str = ""
+    plug_in: str = ""
+    plug_in_sha256: str = ""
+
+    def pinned(self) -> dict[str, str]:
+        exec = {"plug_in": self.plug_in, "plug_in_sha256": self.plug_in_sha256} if self.plug_in else {}
+        return {"context": self.context, "server": self.server, "namespace": self.namespace, **exec}
+
+
+class Wanted(StrEnum):
+    """A thing that a run asks of the host, which may be missing there."""
+
+    PROVIDERS = "providers"
+    CHECKOUT = "checkout"
+    IMAGE = "image"
+    CLUSTER = "cluster"
+    TOOLCHAINS = "toolchains"
+    DEPENDENCIES = "dependencies"
+    SCRIPT = "script"
+    INCIDENT = "incident"
+    SKILL = "skill"
+    AGENTS_FILE = "agents file"
+
+
+class Missing(Struct, frozen=True):
+    """A thing that a run does not get, and why; ``skill`` is the name of a skill."""
+
+    what: Wanted
+    error: RunnerError
+    skill: str = ""
+
+
+class RunFacts(Struct, frozen=True, kw_only=True):
+    """Facts of one run; names of files are those shown to people.
+
+    ``policy`` is the one of its repository, ``image`` an id, ``agents_file`` the ``AGENTS.md`` of its project.
+    ``incident`` is the incident's document for templates, and ``incident_files`` are ``None`` without an incident;
+    ``left_out`` says which of its files no agent sees. ``skills`` are files by their paths below the skill's name.
+    Resolving reports what is ``missing`` at its place, and with any of it there is no plan.
+    """
+
+    commit: CommitFact | None = None
+    policy: PolicyFile | None = None
+    image: str | None = None
+    cluster: ClusterFact | None = None
+    cli: CliVersion | None = None
+    lent: Lent | None = None
+    script: ContextFile | None = None
+    agents_file: ContextFile | None = None
+    skills: Mapping[str, ContextFile] = {}
+    incident: Mapping[str, object] = {}
+    incident_files: Mapping[str, ContextFile] | None = None
+    left_out: str = ""
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def files(self) -> dict[str, Mapping[str, ContextFile]]:
+        """Return the files beside the manifest by kind and name; kinds without any are left out."""
+        kinds = {
+            "script": {self.script.path.name: self.script} if self.script is not None else {},
+            "incident": self.incident_files or {},
+            "skills": self.skills,
+            "agents": {AGENTS_FILE: self.agents_file} if self.agents_file is not None else {},
+        }
+        return {kind: files for kind, files in kinds.items() if files}
+
+    def lacks(self, what: Wanted) -> RunnerError | None:
+        """Return why a thing is missing; ``None`` if it is not."""
+        return next((missing.error for missing in self.missing if missing.what is what), None)
+
+    def pinned(self) -> dict[str, object]:
+        """Return the facts that the digest covers: all but host paths and what may be renewed on a host."""
+        found = {
+            "commit": self.commit,
+            "policy": sha256(self.policy.content).hexdigest() if self.policy is not None else None,
+            "image": self.image,
+            "cluster": self.cluster.pinned() if self.cluster is not None else None,
+            "files": {
+                kind: {name: {"sha256": file.sha256, "size": file.size} for name, file in files.items()}
+                for kind, files in self.files.items()
+            },
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+class Facts(Struct, frozen=True):
+    """State of this host when the plan was made.
+
     ``open`` Facts were gathered with ``--offline``: no probes, commits, images or policies.
     """
 
     probes: Mapping[str, Probe]
-    commits: Mapping[str, CommitFact] = {}
-    files: Mapping[str, Mapping[str, ContextFile]] = {}
-    incidents: Mapping[str, Mapping[str, object]] = {}
-    missing: Mapping[str, RunnerError] = {}
+    runs: Mapping[str, RunFacts] = {}
     open: bool = False
-    policies: Mapping[str, PolicyFile] = {}
-    images: Mapping[str, str] = {}
-    clusters: Mapping[str, ClusterFact] = {}
-    left_out: Mapping[str, str] = {}
-    clis: Mapping[str, CliVersion] = {}
-    lent: Mapping[str, Lent] = {}
+
+    def of(self, run: str) -> RunFacts:
+        return self.runs.get(run) or RunFacts()
 
     def pinned(self) -> dict[str, object]:
-        """Return the facts that the digest covers: all but host paths and what may be renewed on a host."""
-        return {
-            "probes": self.probes,
-            "commits": self.commits,
-            "images": self.images,
-            **({"clusters": {run: fact.pinned() for run, fact in self.clusters.items()}} if self.clusters else {}),
-            "files": {
-                group: {name: {"sha256": f.sha256, "size": f.size} for name, f in files.items()}
-                for group, files in self.files.items()
-            },
-            "open": self.open,
-            "policies": {run: sha256(file.content).hexdigest() for run, file in self.policies.items()},
-        }
+        """Return the facts that the digest covers."""
+        runs = {name: run.pinned() for name, run in self.runs.items()}
+        return {"probes": self.probes, "runs": runs, "open": self.open}
 
 
 class PolicySpec(Struct, frozen=True):
@@ -198,25 +274,6 @@ class ModelSpec(Struct, frozen=True):
     budget: Budget
     key_inside: bool
     tools: tuple[str, ...] | None
-
-
-class ClusterFact(Struct, frozen=True):
-    """The cluster that a kubeconfig leads to. ``exposed`` says who else can read the file; it is not planned.
-
-    ``plug_in`` is the program that gives the credential, as the kubeconfig writes it, and ``plug_in_sha256`` of it with
-    its arguments and variables.
-    """
-
-    context: str
-    server: str
-    namespace: str
-    exposed: str = ""
-    plug_in: str = ""
-    plug_in_sha256: str = ""
-
-    def pinned(self) -> dict[str, str]:
-        exec = {"plug_in": self.plug_in, "plug_in_sha256": self.plug_in_sha256} if self.plug_in else {}
-        return {"context": self.context, "server": self.server, "namespace": self.namespace, **exec}
 
 
 class ClusterSpec(Struct, frozen=True):

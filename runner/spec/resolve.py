@@ -29,9 +29,11 @@ from runner.spec.model import (
     ModelSpec,
     PolicySpec,
     ReportCheck,
+    RunFacts,
     RunSpec,
     ScriptSpec,
     VerifySpec,
+    Wanted,
 )
 from runner.spec.policies import policies_of, provider_faults
 from runner.spec.preload import namespace_of, preload_faults
@@ -60,11 +62,12 @@ def resolve(
     run, agent, types = selected.spec, selected.agent, selected.agent_type
     name, workspace = selected.name, agent.workspace
     needs, _ = facts_request(selected, settings, untrusted=untrusted)
-    checkout, branch = _pinned(needs.checkout, facts.commits.get(name))
-    policies, own, faults = policies_of(selected.policies, facts.policies.get(name), untrusted=untrusted)
-    findings = [*_faults(selected, facts), *faults, *_policy_faults(selected, needs, facts, policies)]
+    found = facts.of(name)
+    checkout, branch = _pinned(needs.checkout, found.commit)
+    policies, own, faults = policies_of(selected.policies, found.policy, untrusted=untrusted)
+    findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies)]
     demands = demands_of(selected, settings)
-    lent = facts.lent.get(name, Lent(needs.toolchains))
+    lent = found.lent or Lent(needs.toolchains)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
     spec = RunSpec(
         name=name,
@@ -119,13 +122,13 @@ def resolve(
         skills=tuple(agent.skills),
         debug=run.debug,
         member=name if run.matrix and (run.matrix.agent_type or run.matrix.model) else "",
-        cluster=cluster_of(selected, needs.cluster, facts),
+        cluster=cluster_of(selected, needs.cluster, found.cluster),
         preload=tuple(run.context.preload),
-        namespace=namespace_of(selected, facts.incidents.get(name, {})),
+        namespace=namespace_of(selected, found.incident),
     )
     known = {need: outputs[need] for need in run.needs if need in outputs}
-    if f"{name}/incident" not in facts.missing:
-        findings += template_faults(selected, spec, facts.incidents.get(name, {}), known)
+    if found.lacks(Wanted.INCIDENT) is None:
+        findings += template_faults(selected, spec, found.incident, known)
     return spec, findings
 
 
@@ -134,7 +137,7 @@ def _unprotected(selected: Selected) -> tuple[str, ...]:
     return tuple(project.protected_paths) if project and selected.shares_project else ()
 
 
-def _faults(selected: Selected, facts: Facts) -> Iterator[RunnerError]:
+def _faults(selected: Selected, found: RunFacts) -> Iterator[RunnerError]:
     """List the faults that no policy decides."""
     if not selected.agent.workspace.enabled:
         yield WorkspaceDisabled(
@@ -142,7 +145,7 @@ def _faults(selected: Selected, facts: Facts) -> Iterator[RunnerError]:
             at=selected.run.place("agent_type"),
             hint="set workspace.enabled: true in the agent type",
         )
-    yield from missing_faults(selected, facts)
+    yield from missing_faults(selected, found.missing)
     yield from _sharing(selected)
     yield from _without_a_source(selected)
     for document in selected.documents:
@@ -156,10 +159,10 @@ def _policy_faults(
     yield from provider_faults(selected, needs.providers, policies)
     yield from secret_faults(selected, policies)
     yield from _key_inside(selected, needs.providers, facts)
-    yield from cluster_faults(selected, facts)
-    yield from incident_advice(selected.name, facts, selected.run.place(*selected.incident_keys))
-    files = facts.files.get(f"{selected.name}/incident")
-    yield from preload_faults(selected, files, cluster=needs.cluster is not None)
+    found = facts.of(selected.name)
+    yield from cluster_faults(selected, found.cluster)
+    yield from incident_advice(found, selected.run.place(*selected.incident_keys))
+    yield from preload_faults(selected, found.incident_files, cluster=needs.cluster is not None)
 
 
 def _sharing(selected: Selected) -> Iterator[RunnerError]:

@@ -12,7 +12,7 @@ from runner.core.errors import RunnerError
 from runner.core.model import Feature, IsolationClass
 from runner.plan.model import PlannedCluster, RunPlan, SecretGrant
 from runner.ports.provider import Probe
-from runner.spec.model import ClusterSpec, Facts, RunSpec
+from runner.spec.model import ClusterSpec, Facts, RunFacts, RunSpec
 from tests.support.manifest_text import document, resolved
 
 OPEN = Facts({}, open=True)
@@ -248,7 +248,7 @@ def test_a_run_of_the_plan_has_what_was_decided_and_found(tmp_path: Path) -> Non
     open_network = {Feature.NETWORK_NONE: "no"}
     probes = {"local": probe("local", open_network), "process": probe("process", open_network, **GONE)}
     probes["docker"] = probe("docker")
-    facts = Facts(probes, images={"fix": "sha256:1"}, incidents={"fix": {"a": 1}})
+    facts = Facts(probes, {"fix": RunFacts(image="sha256:1", incident={"a": 1})})
     spec, _ = resolved(tmp_path, {**CODE, "providers": [*probes], "base_image": "a:1"}, policy, run=run, facts=facts)
     cluster = ClusterSpec("kube", "context", "server", "namespace", "reads", "plug-in")
     checkout = replace(spec.checkout, commit="c")
@@ -261,7 +261,7 @@ def test_a_run_of_the_plan_has_what_was_decided_and_found(tmp_path: Path) -> Non
     assert (run_plan.max_parallel, run_plan.commit, run_plan.image) == (3, "c", "sha256:1")
     assert run_plan.policies == tuple(policy.name for policy in spec.policies)
     assert run_plan.values == {"task": {"branch": "b"}, "incident": {"a": 1}}
-    assert compiled(spec, replace(facts, incidents={}))[0].values == {"task": {"branch": "b"}, "incident": {}}
+    assert compiled(spec, Facts(probes))[0].values == {"task": {"branch": "b"}, "incident": {}}
     assert compiled(replace(spec, incident=None), facts)[0].values == {"task": {"branch": "b"}}
     assert run_plan.origins == {**spec.origins, **{f"policy {p.name}": p.origin for p in spec.policies}}
     assert run_plan.cluster == PlannedCluster("context", "server", "namespace", "reads", "plug-in")

@@ -8,7 +8,7 @@ import pytest
 
 from runner.core.errors import ImageMissing, RunnerError
 from runner.core.model import Budget, IsolationClass, Limits
-from runner.spec.model import Facts
+from runner.spec.model import Facts, Missing, RunFacts, Wanted
 from tests.support.manifest_text import document, resolved
 
 HELD = ImageMissing("not there", hint="make it")
@@ -127,15 +127,15 @@ def test_a_run_that_publishes_needs_a_change(
 
 
 @pytest.mark.parametrize(
-    ("key", "line"),
+    ("what", "line"),
     [
-        pytest.param("fix/providers", "workspace", id="providers"),
-        pytest.param("fix/image", "base_image", id="image"),
-        pytest.param("fix/incident", "directory", id="incident"),
+        pytest.param(Wanted.PROVIDERS, "workspace", id="providers"),
+        pytest.param(Wanted.IMAGE, "base_image", id="image"),
+        pytest.param(Wanted.INCIDENT, "directory", id="incident"),
     ],
 )
-def test_what_a_host_lacks_is_said_at_the_line_that_asks_for_it(tmp_path: Path, key: str, line: str) -> None:
-    facts = Facts({}, missing={key: HELD})
+def test_what_a_host_lacks_is_said_at_the_line_that_asks_for_it(tmp_path: Path, what: Wanted, line: str) -> None:
+    facts = Facts({}, {"fix": RunFacts(missing=(Missing(what, HELD),))})
     incident = {"incident": {"directory": "here"}} if line == "directory" else {}
     _, findings = resolved(tmp_path, {"base_image": "team:1"}, run=incident, facts=facts)
 

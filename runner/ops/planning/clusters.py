@@ -46,7 +46,7 @@ def files_instead(triage: TriageRequest, planned: PlanResult, error: RunnerError
         if isinstance(finding, (ClusterUnreachable, ClusterDenied, CredentialFailed)):
             finding.hint = f"{finding.hint}; or name another one with --kubeconfig FILE, or go without: --files-only"
     away = all(isinstance(finding, ClusterUnreachable) for finding in findings)
-    if not away or not any(planned.facts.files.get(f"{run.name}/incident") for run in planned.plan.runs):
+    if not away or not any(planned.facts.of(run.name).incident_files for run in planned.plan.runs):
         raise error
     message = f"{findings[0].message}; only the files of the incident are looked at"
     instead = replace(triage, kubeconfig=None, context=None, away_reason=findings[0].message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -27,14 +28,27 @@ from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.manifest import repository
 from runner.ops.planning.files import agents_file, context_file, incident_document, incident_files, skill_files
+from runner.spec.cluster import WantedCluster
 from runner.spec.facts_request import FactsRequest
-from runner.spec.model import AGENTS_FILE, CliVersion, ClusterFact, CommitFact, ContextFile, Facts, Lent, PolicyFile
+from runner.spec.model import (
+    AGENTS_FILE,
+    CliVersion,
+    ClusterFact,
+    CommitFact,
+    ContextFile,
+    Facts,
+    Lent,
+    Missing,
+    PolicyFile,
+    RunFacts,
+    Wanted,
+)
 from runner.spec.select import BYTES
 from runner.triage.incident import FILE as INCIDENT_FILE
 
 if TYPE_CHECKING:
     from runner.ports.git import Git
-    from runner.ports.provider import Probe, Provider
+    from runner.ports.provider import Images, Probe, Provider
 
 
 _LABEL = "k8s-triage-agent."  # of an image that ``runner image build`` has made, before the name of a tool
@@ -77,63 +91,110 @@ async def gather(
 
     ``offline`` Facts are open: only files beside the manifests are read.
 
-    Failures are noted in ``missing``, and the resolver reports them at the manifest line. Raises ``StalePlan`` for a
+    Failures are noted as ``missing``, and the resolver reports them at the manifest line. Raises ``StalePlan`` for a
     provider that became weaker.
     """
-    images: dict[str, str] = {}
-    commits: dict[str, CommitFact] = {}
-    seen: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
-    policies: dict[str, PolicyFile] = {}
-    clusters: dict[str, ClusterFact] = {}
-    clis: dict[str, CliVersion] = {}
-    lent: dict[str, Lent] = {}
-    missing: dict[str, RunnerError] = {}
-    beside = _Beside(missing)
-    found = await _probe_all(wanted, settings, beside, pinned=pinned, offline=offline)
+    found, beside = await _probe_all(wanted, settings, pinned=pinned, offline=offline)
     probes = {name: one for name, one in found.items() if one is not None and not isinstance(one, Exception)}
+    look = _Look(settings, git, probes, pinned)
+    runs: dict[str, RunFacts] = {}
     for want in wanted:
-        with _noting(missing, f"{want.run}/providers"):
+        missing = [*beside[want.run].missing]
+        with _noting(missing, Wanted.PROVIDERS):
             for name in want.providers:
                 if isinstance(error := found[name], Exception):
                     raise error
-        if want.base_image is not None and not offline:
-            with _noting(missing, f"{want.run}/image"):
-                images.update(await _image(want, settings, probes, pinned))
-        if want.checkout is not None and not offline:
-            with _noting(missing, f"{want.run}/checkout"):
-                known = pinned.commits.get(want.run) if pinned is not None else None
-                if (want.checkout, known) not in seen:
-                    seen[want.checkout, known] = await _looked_at(want.checkout, git, known)
-                commits[want.run], file = seen[want.checkout, known]
-                if file is not None:
-                    policies[want.run] = file
-        with _noting(missing, f"{want.run}/cluster"):
-            clusters.update(_cluster(want, settings, offline=offline))
-        if not offline and (want.toolchains or want.dependencies):
-            alike = (lent[w.run] for w in wanted if w.run in lent and _same_host_parts(w, want))
-            lent[want.run] = next(alike, None) or await _lent(want, settings, missing)
-        with _noting(missing, f"{want.run}/image"):
-            toolchains = lent.get(want.run, Lent()).toolchains
-            clis |= {} if offline else await _cli_version(want, settings, toolchains, images.get(want.run), probes)
-    return Facts(
-        probes=probes,
-        commits=commits,
-        files=beside.files,
-        incidents=beside.incidents,
-        missing=missing,
-        open=offline,
-        policies=policies,
-        images=images,
-        clusters=clusters,
-        left_out=beside.left_out,
-        clis=clis,
-        lent=lent,
-    )
+        facts = replace(beside[want.run], missing=tuple(missing))
+        runs[want.run] = facts if offline else await look.at(want, facts)
+    return Facts(probes, runs, offline)
+
+
+class _Look(Struct):
+    """The look at what the runs ask for, but providers and files; what several runs ask for is looked at once."""
+
+    settings: Settings
+    git: Git
+    probes: Mapping[str, Probe]
+    pinned: Facts | None
+    checkouts: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
+    host_parts: list[tuple[FactsRequest, Lent]] = []
+
+    async def at(self, want: FactsRequest, beside: RunFacts) -> RunFacts:
+        """Add the facts of a run to those of its files."""
+        known = self.pinned.of(want.run) if self.pinned is not None else RunFacts()
+        image, commit, policy, cluster, cli, lent = None, None, None, None, None, None
+        missing = [*beside.missing]
+        if want.base_image is not None:
+            with _noting(missing, Wanted.IMAGE):
+                image = await self._image(want, known.image)
+        if want.checkout is not None:
+            with _noting(missing, Wanted.CHECKOUT):
+                key = want.checkout, known.commit
+                if key not in self.checkouts:
+                    self.checkouts[key] = await _looked_at(want.checkout, self.git, known.commit)
+                commit, policy = self.checkouts[key]
+        if want.cluster is not None:
+            with _noting(missing, Wanted.CLUSTER):
+                cluster = _cluster(want.cluster, want.incident, self.settings)
+        if want.toolchains or want.dependencies:
+            lent = next((one for other, one in self.host_parts if _same_host_parts(other, want)), None)
+            if lent is None:
+                lent = await _lent(want, self.settings, missing)
+                self.host_parts.append((want, lent))
+        if want.agent is not None:
+            with _noting(missing, Wanted.IMAGE):
+                cli = await self._cli_version(want, lent.toolchains if lent is not None else (), image)
+        return replace(
+            beside,
+            commit=commit,
+            policy=policy,
+            image=image,
+            cluster=cluster,
+            cli=cli,
+            lent=lent,
+            missing=tuple(missing),
+        )
+
+    async def _image(self, want: FactsRequest, known: str | None) -> str | None:
+        """Return the id of a run's image, the ``known`` one if it is there; ``None`` when no available provider has
+        images.
+        """
+        for provider in self._with_images(want):
+            try:
+                return await provider.image(known or want.base_image or "")
+            except ImageMissing as error:
+                if known is None:
+                    raise
+                raise StalePlan(f"the image that was planned is gone: {error.message}", hint="plan again") from error
+        return None
+
+    async def _cli_version(self, want: FactsRequest, toolchains: Sequence[str], image: str | None) -> CliVersion | None:
+        """Return the version of a run's CLI: of its toolchain, else of its image or of this host."""
+        import runner.agents  # most runs have no model
+        from runner.core.npm_package import find_program, installed_version, pinned_version
+        from runner.ports.provider import PATH, program_directory
+
+        agent = plugins.load(runner.agents, want.agent or "").agent
+        folders = [*map(program_directory, toolchains)]
+        program = find_program(folders if image else [*folders, *PATH.split(":")], agent.program)
+        found = installed_version(program, agent.package) if program else ""
+        for provider in self._with_images(want) if image and program is None else ():
+            found = found or (await provider.labels(image or "")).get(cli_label(agent.program), "")
+        return CliVersion(found, pinned_version(agent.package)) if found else None
+
+    def _with_images(self, want: FactsRequest) -> Iterator[Images]:
+        """Yield the available providers of a run that make workspaces of images."""
+        from runner.ports.provider import Images
+
+        for name in want.providers:
+            provider = open_provider(name, self.settings)
+            if isinstance(provider, Images) and name in self.probes and self.probes[name].available:
+                yield provider
 
 
 async def _probe_all(
-    wanted: Sequence[FactsRequest], settings: Settings, beside: _Beside, *, pinned: Facts | None, offline: bool
-) -> dict[str, Probe | RunnerError | OSError | None]:
+    wanted: Sequence[FactsRequest], settings: Settings, *, pinned: Facts | None, offline: bool
+) -> tuple[dict[str, Probe | RunnerError | OSError | None], dict[str, RunFacts]]:
     """Probe all providers of the runs at once, and read the files beside the manifests meanwhile."""
     import trio  # callers that only need names do without
 
@@ -151,17 +212,14 @@ async def _probe_all(
         for name in names:
             nursery.start_soon(probe, name)
         await trio.lowlevel.checkpoint()
-        beside.read(wanted)  # while probes wait for programs and daemons; in a thread it would only slow them down
-    return found
+        beside = _Beside()  # while probes wait for programs and daemons; in a thread it would only slow them down
+        files = {want.run: beside.read(want) for want in wanted}
+    return found, files
 
 
 class _Beside(Struct):
-    """Files that manifests name, by run and kind; ``missing`` gets the reason for those that cannot be read."""
+    """Reads the files that manifests name; ``bytes`` are those that the incidents of all runs may still have."""
 
-    missing: dict[str, RunnerError]
-    files: dict[str, dict[str, ContextFile]] = {}
-    incidents: dict[str, dict[str, object]] = {}
-    left_out: dict[str, str] = {}
     bytes: int = BYTES
 
     def _count(self, incident: Mapping[str, ContextFile]) -> None:
@@ -172,56 +230,53 @@ class _Beside(Struct):
             message = f"the {INCIDENT_FILE} of all runs together are larger than {BYTES >> 20} MiB"
             raise OverBudget(message, hint="keep logs in files of their own, or plan fewer runs at once")
 
-    def read(self, wanted: Sequence[FactsRequest]) -> None:
-        for want in wanted:
-            if want.script is not None:
-                with _noting(self.missing, f"{want.run}/script", want.script_name):
-                    self.files[f"{want.run}/script"] = {want.script_name: context_file(want.script)}
-            if want.incident is not None:
-                with _noting(self.missing, f"{want.run}/incident", want.incident.name):
-                    found, self.left_out[want.run] = incident_files(want.incident)
-                    self.files[f"{want.run}/incident"] = found
-                    self._count(found)
-                    self.incidents[want.run] = incident_document(found)
-            skills: dict[str, ContextFile] = {}
-            for skill in want.skills:
-                with _noting(self.missing, f"{want.run}/skills/{skill}", skill):
-                    skills |= skill_files(skill)
-            if skills:
-                self.files[f"{want.run}/skills"] = skills
-            if want.project is not None:
-                with _noting(self.missing, f"{want.run}/agents", AGENTS_FILE):
-                    self.files[f"{want.run}/agents"] = agents_file(want.project)
+    def read(self, want: FactsRequest) -> RunFacts:
+        missing: list[Missing] = []
+        facts, skills = RunFacts(), dict[str, ContextFile]()
+        if want.script is not None:
+            with _noting(missing, Wanted.SCRIPT, want.script_name):
+                facts = replace(facts, script=context_file(want.script))
+        if want.incident is not None:
+            with _noting(missing, Wanted.INCIDENT, want.incident.name):
+                files, left_out = incident_files(want.incident)
+                facts = replace(facts, incident_files=files, left_out=left_out)
+                self._count(files)
+                facts = replace(facts, incident=incident_document(files))
+        for skill in want.skills:
+            with _noting(missing, Wanted.SKILL, skill):
+                skills |= skill_files(skill)
+        if want.project is not None:
+            with _noting(missing, Wanted.AGENTS_FILE, AGENTS_FILE):
+                facts = replace(facts, agents_file=agents_file(want.project))
+        return replace(facts, skills=skills, missing=tuple(missing))
 
 
-def _cluster(want: FactsRequest, settings: Settings, *, offline: bool) -> dict[str, ClusterFact]:
-    """Read the target of a run's kubeconfig, by run."""
-    if want.cluster is None or offline:
-        return {}
+def _cluster(cluster: WantedCluster, incident: Path | None, settings: Settings) -> ClusterFact:
+    """Read the target of a run's kubeconfig."""
     from runner.cluster.kubeconfig import read_target  # with all that TLS takes, which most runs do without
     from runner.ops.planning.clusters import foreign_places
 
-    cluster = want.cluster
-    foreign = foreign_places(cluster.beside, want.incident, settings)
+    foreign = foreign_places(cluster.beside, incident, settings)
     found = read_target(cluster.kubeconfig, cluster.context, cluster.namespace, settings.reach, foreign=foreign)
     fact = ClusterFact(found.context, found.server, found.namespace, found.exposed)
     if found.plug_in is None:
-        return {want.run: fact}
+        return fact
     found.plug_in.program(settings.variables)  # raises when it is not there
-    return {want.run: replace(fact, plug_in=found.plug_in.name, plug_in_sha256=found.plug_in.sha256)}
+    return replace(fact, plug_in=found.plug_in.name, plug_in_sha256=found.plug_in.sha256)
 
 
 @contextmanager
-def _noting(missing: dict[str, RunnerError], key: str, file: str = "") -> Iterator[None]:
-    """Note the error of the block, so that all errors are reported together."""
+def _noting(missing: list[Missing], what: Wanted, name: str = "") -> Iterator[None]:
+    """Note the error of the block, so that all errors are reported together; ``name`` is of a file or skill."""
     try:
         yield
     except StalePlan:
         raise
     except RunnerError as error:
-        missing[key] = error
+        missing.append(Missing(what, error, name))
     except (OSError, ValueError) as error:
-        missing[key] = BadValue(f"`{file}` cannot be read: {getattr(error, 'strerror', None) or error}")
+        unread = BadValue(f"`{name}` cannot be read: {getattr(error, 'strerror', None) or error}")
+        missing.append(Missing(what, unread, name))
 
 
 def _same_host_parts(one: FactsRequest, other: FactsRequest) -> bool:
@@ -230,57 +285,16 @@ def _same_host_parts(one: FactsRequest, other: FactsRequest) -> bool:
     return next(parts) == next(parts)
 
 
-async def _lent(want: FactsRequest, settings: Settings, missing: dict[str, RunnerError]) -> Lent:
+async def _lent(want: FactsRequest, settings: Settings, missing: list[Missing]) -> Lent:
     """Find what a run's commands see of this host."""
     from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains  # which most runs do without
 
     checkout, found = want.checkout or Checkout(), Lent()
-    with _noting(missing, f"{want.run}/toolchain"):
+    with _noting(missing, Wanted.TOOLCHAINS):
         found = await lend_toolchains(want.toolchains, settings.variables, checkout.path)
-    with _noting(missing, f"{want.run}/dependencies"):
+    with _noting(missing, Wanted.DEPENDENCIES):
         return lend_dependencies(want.dependencies, checkout, found)
     return found
-
-
-async def _image(
-    want: FactsRequest, settings: Settings, probes: Mapping[str, Probe], pinned: Facts | None
-) -> dict[str, str]:
-    """Return the id of a run's image, by run; empty when no available provider of the run has images."""
-    from runner.ports.provider import Images
-
-    assert want.base_image is not None
-    known = pinned.images.get(want.run) if pinned is not None else None
-    for name in want.providers:
-        provider = open_provider(name, settings)
-        if isinstance(provider, Images) and name in probes and probes[name].available:
-            try:
-                return {want.run: await provider.image(known or want.base_image)}
-            except ImageMissing as error:
-                if known is None:
-                    raise
-                raise StalePlan(f"the image that was planned is gone: {error.message}", hint="plan again") from error
-    return {}
-
-
-async def _cli_version(
-    want: FactsRequest, settings: Settings, toolchains: Sequence[str], image: str | None, probes: Mapping[str, Probe]
-) -> dict[str, CliVersion]:
-    """Return the version of a run's CLI, by run: of its toolchain, else of its image or of this host."""
-    if want.agent is None:
-        return {}
-    import runner.agents  # most runs have no model
-    from runner.core.npm_package import find_program, installed_version, pinned_version
-    from runner.ports.provider import PATH, Images, program_directory
-
-    agent = plugins.load(runner.agents, want.agent).agent
-    folders = [*map(program_directory, toolchains)]
-    program = find_program(folders if image else [*folders, *PATH.split(":")], agent.program)
-    found = installed_version(program, agent.package) if program else ""
-    for name in want.providers if image and program is None else ():
-        provider = open_provider(name, settings)
-        if isinstance(provider, Images) and name in probes and probes[name].available:
-            found = found or (await provider.labels(image or "")).get(cli_label(agent.program), "")
-    return {want.run: CliVersion(found, pinned_version(agent.package))} if found else {}
 
 
 def cli_label(program: str) -> str:

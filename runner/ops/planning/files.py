@@ -10,7 +10,6 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from heapq import nsmallest
@@ -61,8 +60,7 @@ def texts_of(facts: Facts, *runs: str) -> dict[str, str]:
     Leaves out what is large or not text, or has changed since it was planned.
     """
     texts: dict[str, str] = {}
-    files = (file for run in runs for group in ("script", "agents") for file in _group(facts, run, group))
-    for file in files:
+    for file in (file for run in map(facts.of, runs) for file in (run.script, run.agents_file) if file is not None):
         with suppress(OSError, UnicodeDecodeError):
             content = read_file(file.path, MAX_TEXT, os.O_NOFOLLOW)
             if sha256(content).hexdigest() == file.sha256 and b"\0" not in content:
@@ -70,21 +68,17 @@ def texts_of(facts: Facts, *runs: str) -> dict[str, str]:
     return texts
 
 
-def _group(facts: Facts, run: str, group: str) -> Iterable[ContextFile]:
-    return facts.files.get(f"{run}/{group}", {}).values()
-
-
-def agents_file(root: Path) -> dict[str, ContextFile]:
-    """Return the ``AGENTS.md`` of a project by its name, if any. Raises ``OSError``, and ``ValueError`` for a link."""
+def agents_file(root: Path) -> ContextFile | None:
+    """Return the ``AGENTS.md`` of a project, if any. Raises ``OSError``, and ``ValueError`` for a link."""
     try:
         content = read_beneath(root, AGENTS_FILE, MAX_FILE)
     except FileNotFoundError:
-        return {}
+        return None
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise ValueError("it is a symbolic link, and none is followed") from error
         raise
-    return {AGENTS_FILE: ContextFile(root / AGENTS_FILE, sha256(content).hexdigest(), len(content))}
+    return ContextFile(root / AGENTS_FILE, sha256(content).hexdigest(), len(content))
 
 
 def skill_files(name: str) -> dict[str, ContextFile]:

@@ -43,7 +43,7 @@ def plan_inputs_of(planned: PlanResult, plan: RunPlan, outputs: Mapping[str, obj
         "manifests": str(planned.path.resolve()),
         "request": plain(_of_one(planned.request, plan)),
         "checkout": plain(planned.checkouts.get(plan.name)),
-        "commit": plain(facts.commits.get(plan.name)),
+        "commit": plain(facts.of(plan.name).commit),
         "probes": {name: plain(facts.probes[name]) for name in plan.providers},
         "outputs": plain(outputs),
         "keys": plain(keys_of(plan, facts, outputs)),
@@ -106,9 +106,8 @@ def made_anew(step: Step) -> bool:
 
 def _files(plan: RunPlan, facts: Facts) -> dict[str, object]:
     """Return the hashes of files beside the manifests that commands see."""
-    prefix = f"{plan.name}/"
-    groups = {key.removeprefix(prefix): files for key, files in facts.files.items() if key.startswith(prefix)}
-    return {group: {name: file.sha256 for name, file in files.items()} for group, files in groups.items()}
+    kinds = facts.of(plan.name).files
+    return {kind: {name: file.sha256 for name, file in files.items()} for kind, files in kinds.items()}
 
 
 def _versions(plan: RunPlan, facts: Facts) -> dict[str, object]:

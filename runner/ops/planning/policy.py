@@ -133,8 +133,9 @@ async def _of_run(source: PolicySource, settings: Settings) -> tuple[Sequence[Do
         return selected.policies, None
     only_code = replace(want, providers=(), script=None, incident=None, toolchains=())
     facts = await gather([only_code], settings, open_git(settings))
-    _reject(list(facts.missing.values()))
-    return selected.policies, facts.policies.get(want.run)
+    found = facts.of(want.run)
+    _reject([missing.error for missing in found.missing])
+    return selected.policies, found.policy
 
 
 def _chosen(chosen: Sequence[Selected], name: str) -> Selected:

@@ -21,7 +21,7 @@ from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.plan.diff import differences
 from runner.plan.model import FORMAT, Json
 from runner.ports.provider import Probe
-from runner.spec.model import CommitFact, Facts
+from runner.spec.model import CommitFact, Facts, RunFacts
 
 MAX_BYTES = 256 << 20  # of a saved plan
 _NAMED = 3  # changes that the error about a stale plan names
@@ -32,9 +32,20 @@ _OF_A_HOST = frozenset({"origin", "origins", "kubeconfig", "cli"})
 class Pinned(Struct, frozen=True):
     """The facts of a saved plan that are not looked up again."""
 
-    commits: Mapping[str, CommitFact]
     probes: Mapping[str, Probe]
+    commits: Mapping[str, CommitFact]
     images: Mapping[str, str]
+
+    @property
+    def facts(self) -> Facts:
+        names = self.commits.keys() | self.images.keys()
+        runs = {name: RunFacts(commit=self.commits.get(name), image=self.images.get(name)) for name in names}
+        return Facts(self.probes, runs)
+
+
+def _pinned(facts: Facts) -> Pinned:
+    commits = {name: run.commit for name, run in facts.runs.items() if run.commit is not None}
+    return Pinned(facts.probes, commits, {name: run.image for name, run in facts.runs.items() if run.image is not None})
 
 
 def check_place(to: Path) -> None:
@@ -63,7 +74,7 @@ def _saved(planned: PlanResult, to: Path) -> dict[str, Json]:
         "manifests": os.path.relpath(Path(os.path.realpath(planned.path)), Path(os.path.realpath(to)).parent),
         "request": plain(planned.request),
         "inputs": plain(planned.inputs),
-        "pinned": plain(Pinned(planned.facts.commits, planned.facts.probes, planned.facts.images)),
+        "pinned": plain(_pinned(planned.facts)),
         "texts": plain(texts_of(planned.facts, *(run.name for run in planned.plan.runs))),
     }
 
@@ -84,9 +95,7 @@ async def make_saved_plan(file: Path, settings: Settings) -> PlanResult:
         manifests = typed(_without_nul(content["manifests"]), str)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_plan(file) from error
-    planned = await make_plan(
-        _beside(file, manifests), settings, request, pinned=Facts(pinned.probes, pinned.commits, images=pinned.images)
-    )
+    planned = await make_plan(_beside(file, manifests), settings, request, pinned=pinned.facts)
     if planned.plan.digest != content["digest"]:
         raise _stale(file, content, planned)
     places = {str(place) for place in _host_paths(planned.plan.runs)}
@@ -182,7 +191,7 @@ def _changes(old: Mapping[str, Any], planned: PlanResult) -> Iterator[tuple[str,
             yield f"{key} {path} {_value(left)} -> {_value(right)}", planned.documents[key].tree.place(*keys)
     for path, left, right in differences(old["settings"], new["settings"]):
         yield f"setting {path} {_value(left)} -> {_value(right)}", None
-    for path, left, right in differences(old["facts"].get("clusters", {}), new["facts"].get("clusters", {})):
+    for path, left, right in differences(_clusters(old), _clusters(new)):
         run, is_program, _ = path.partition(".plug_in_sha256")
         told = "gets its credential with other arguments or variables" if is_program else ""
         yield f"cluster of {run} {told or f'{_value(left)} -> {_value(right)}'}", None
@@ -195,8 +204,12 @@ def _changes(old: Mapping[str, Any], planned: PlanResult) -> Iterator[tuple[str,
 
 def _files(inputs: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     """Return the hash of each context file, by run and name."""
-    groups = inputs["facts"]["files"].items()
-    return {(key.split("/")[0], name): fact["sha256"] for key, files in groups for name, fact in files.items()}
+    groups = ((run, files) for run, fact in inputs["facts"]["runs"].items() for files in fact.get("files", {}).values())
+    return {(run, name): fact["sha256"] for run, files in groups for name, fact in files.items()}
+
+
+def _clusters(inputs: Mapping[str, Any]) -> dict[str, object]:
+    return {run: fact["cluster"] for run, fact in inputs["facts"]["runs"].items() if "cluster" in fact}
 
 
 def _value(value: object) -> str:

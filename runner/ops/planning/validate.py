@@ -6,7 +6,7 @@ not judged, while all others are selected and resolved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -33,7 +33,7 @@ from runner.ops.planning.files import context_file, skill_files
 from runner.ops.planning.model_faults import model_faults
 from runner.spec.document_faults import document_faults
 from runner.spec.facts_request import FactsRequest, facts_request
-from runner.spec.model import Facts, RunSpec, no_image
+from runner.spec.model import Facts, Missing, RunFacts, RunSpec, Wanted, no_image
 from runner.spec.policies import dropped_defaults
 from runner.spec.resolve import outputs_of, resolve
 from runner.spec.select import Selected, select
@@ -78,12 +78,12 @@ def validate(path: Path, settings: Settings) -> tuple[list[Document], list[Runne
 
 def _resolved(chosen: Sequence[Selected], settings: Settings) -> list[RunnerError]:
     found: list[RunnerError] = []
-    missing: dict[str, RunnerError] = {}
+    runs: dict[str, RunFacts] = {}
     for selected in chosen:
         want, outside = facts_request(selected, settings)
         found += outside
-        missing |= _missing(want)
-    facts = Facts({}, incidents={selected.name: _Anything() for selected in chosen}, missing=missing)
+        runs[selected.name] = RunFacts(incident=_Anything(), missing=tuple(_missing(want)))
+    facts = Facts({}, runs)
     outputs = outputs_of(chosen)
     for selected in chosen:
         found += dropped_defaults(selected, defaults())
@@ -100,22 +100,20 @@ def _imageless(spec: RunSpec) -> list[RunnerError]:
     return [no_image(spec, name) for name in spec.providers if uses_images(name)]
 
 
-def _missing(want: FactsRequest) -> dict[str, RunnerError]:
-    missing: dict[str, RunnerError] = {}
+def _missing(want: FactsRequest) -> Iterator[Missing]:
     for name in want.providers:
         if error := unknown_provider(name):
-            missing[f"{want.run}/providers"] = error
+            yield Missing(Wanted.PROVIDERS, error)
     for skill in want.skills:
         try:
             skill_files(skill)
         except UnknownReference as error:
-            missing[f"{want.run}/skills/{skill}"] = error
+            yield Missing(Wanted.SKILL, error, skill)
     try:
         if want.script is not None:
             context_file(want.script)
     except OSError as error:
-        missing[f"{want.run}/script"] = BadValue(f"`{want.script_name}` cannot be read: {error.strerror}")
-    return missing
+        yield Missing(Wanted.SCRIPT, BadValue(f"`{want.script_name}` cannot be read: {error.strerror}"))
 
 
 def _with_any_task(spec: IncidentRunSpec) -> IncidentRunSpec:

@@ -49,7 +49,7 @@ from runner.ports.store import Store
 from runner.report.format import duration
 from runner.report.run_files import used
 from runner.runtime.context import ResumeSource, ResumeState, RunDependencies, RunPaths
-from runner.spec.model import Facts
+from runner.spec.model import Facts, RunFacts
 from runner.steps.agent.plan import AgentBody
 
 
@@ -280,10 +280,10 @@ async def _choose(run: _Continued, path: Path, settings: Settings) -> ResumePlan
     planned = await make_plan(path, settings, request)
     resuming = _decided(run, planned)
     name, base = run.record.name, run.before.commit
-    found, asked = planned.facts.commits.get(name), plain(planned.checkouts.get(name))
+    found, asked = planned.facts.of(name).commit, plain(planned.checkouts.get(name))
     if resuming.resumption.reused or found is None or base is None or found == base or asked != run.before.checkout:
         return resuming
-    held = await make_plan(path, settings, request, pinned=Facts({}, {name: base}))
+    held = await make_plan(path, settings, request, pinned=Facts({}, {name: RunFacts(commit=base)}))
     on_base = _decided(run, held)
     if not on_base.resumption.reused:
         return resuming

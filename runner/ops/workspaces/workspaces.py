@@ -243,7 +243,7 @@ async def _fill(held: HeldWorkspace, handle: Handle, tip: ResolvedRef | None) ->
 async def _place_agents_file(held: HeldWorkspace, handle: Handle, root: Path) -> None:
     """Write the project's ``AGENTS.md`` where commands look for it, unless the tree has one."""
     try:
-        wanted = (await trio.to_thread.run_sync(agents_file, root)).get(AGENTS_FILE)
+        wanted = await trio.to_thread.run_sync(agents_file, root)
     except (OSError, ValueError) as error:
         raise HostRefused(f"`{root / AGENTS_FILE}` cannot be copied: {error}") from error
     if wanted is None:

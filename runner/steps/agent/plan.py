@@ -69,7 +69,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             spec.incident,
             spec.cluster,
             spec.member,
-            facts.clis.get(spec.name),
+            facts.of(spec.name).cli,
         ),
         network=_network(spec),
         mounts=planned_mounts(mount_plan, spec),

@@ -7,7 +7,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from runner.plan.model import Step
-from runner.runtime.mount_plan import agents_file
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, PolicySpec, RunSpec
 
 NEEDS = (("provision",),)
@@ -58,7 +57,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         what += f", depth {checkout.depth}"
     if checkout.include_dirty:
         what += ", with uncommitted files"
-    elif (commit := facts.commits.get(spec.name)) is not None and commit.dirty:
+    elif (commit := facts.of(spec.name).commit) is not None and commit.dirty:
         what += ", uncommitted files left out"
     return Step(
         id="clone",
@@ -77,7 +76,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
             checkout.depth,
             checkout.include_dirty,
             spec.policies,
-            None if spec.shared else agents_file(spec, facts),
+            None if spec.shared else facts.of(spec.name).agents_file,
             checkout.within,
         ),
     )

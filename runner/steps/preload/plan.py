@@ -43,7 +43,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not spec.preload:
         return None
     mount_plan = mount_plan_of(spec, facts)
-    found = facts.files.get(f"{spec.name}/incident", {})
+    found = facts.of(spec.name).incident_files or {}
     small = {name: file for name, file in found.items() if file.size <= MAX_FILE}
     files = tuple((part, small[name]) for part, name in FILES.items() if part in spec.preload and name in small)
     limit = spec.timeouts["preload"]

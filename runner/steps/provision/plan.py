@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from runner.core.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
 from runner.plan.model import Step
-from runner.runtime.mount_plan import agents_file
 from runner.spec.incident import incident_advice
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec, Warm
 
@@ -52,6 +51,7 @@ def inputs(body: ProvisionBody) -> dict[str, object]:
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
+    found = facts.of(spec.name)
     must = tuple(d.feature for d in spec.demands if d.written and not spec.best_effort)
     return Step(
         id="provision",
@@ -67,18 +67,18 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             spec.isolation,
             spec.limits,
             must,
-            tuple(sorted(facts.files.get(f"{spec.name}/incident", {}).items())),
+            tuple(sorted((found.incident_files or {}).items())),
             spec.checkout is None,
-            facts.files.get(f"{spec.name}/script", {}).get(spec.script.name),
+            found.script,
             spec.script.files,
             spec.project,
             spec.shared,
             spec.unprotected,
-            agents_file(spec, facts) if spec.shared or spec.checkout is None else None,
-            facts.images.get(spec.name),
+            found.agents_file if spec.shared or spec.checkout is None else None,
+            found.image,
             spec.warm,
-            tuple(sorted(facts.files.get(f"{spec.name}/skills", {}).items())),
-            tuple((one.code, one.message) for one in incident_advice(spec.name, facts)),
+            tuple(sorted(found.skills.items())),
+            tuple((one.code, one.message) for one in incident_advice(found)),
         ),
     )
 
@@ -100,4 +100,4 @@ def _place(spec: RunSpec, facts: Facts) -> str:
     """Return what commands see at ``/workspace``, and where they start, in a run that has a project."""
     whole, alone = "; project {} whole, starting in /workspace/workspaces/ID", "; alone in project {}"
     words = whole if spec.shared else alone if spec.project != DEFAULT_PROJECT else ""
-    return words.format(spec.project) + (f", with its {AGENTS_FILE}" if agents_file(spec, facts) else "")
+    return words.format(spec.project) + (f", with its {AGENTS_FILE}" if facts.of(spec.name).agents_file else "")
