@@ -119,7 +119,7 @@ async def start_resumed_in(
                     id=paths.run,
                     paths=paths,
                     deps=deps,
-                    append=event_writer(store, [files, *sinks], deps.redact),
+                    append=event_writer(store, [files, *sinks, handle.sink], deps.redact),
                     control=handle.control,
                     manifests=str(resuming.planned.path.resolve()),
                     resumption=resuming.resumption,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.engine.execute import execute
 from runner.engine.run import RunCancellation, execute_run, record_skipped_run
+from runner.events.events import Recorded, RunEnded
 from runner.events.record import RunRecord, replay
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS
@@ -62,18 +63,39 @@ class RunHandle(Struct, eq=False):
     plan: RunPlan
     control: RunCancellation
     store: Store
+    begun: trio.Event = field(default_factory=trio.Event)  # it has its first event, and its id stays
     ended: trio.Event = field(default_factory=trio.Event)
     record: RunRecord | None = None  # once it has ended
+
+    def sink(self, recorded: Recorded) -> None:
+        self.begun.set()
 
     def cancel(self) -> None:
         """Stop the run: the first call ends its work, the second its finalize phase as well."""
         self.control.stop()
+
+    @asynccontextmanager
+    async def events(self, after: int = 0) -> AsyncIterator[AsyncIterator[Recorded]]:
+        """Iterate in the block over the run's events numbered above ``after``, past and coming, to its last."""
+        await self.begun.wait()
+        async with (
+            aclosing(self.store.watch(self.id, after=after)) as recorded,
+            aclosing(_until_ended(recorded)) as events,
+        ):
+            yield events
 
     async def wait(self) -> RunRecord:
         """Return the run's record when it has ended. Cancelling stops the waiting only."""
         await self.ended.wait()
         assert self.record is not None
         return self.record
+
+
+async def _until_ended(events: AsyncIterator[Recorded]) -> AsyncGenerator[Recorded]:
+    async for recorded in events:
+        yield recorded
+        if isinstance(recorded.event, RunEnded):
+            return
 
 
 class StartedRuns(Struct, eq=False):
@@ -165,7 +187,7 @@ async def start_in(
         async with groups[plan.group], everything:
             paths = RunPaths(settings.home, handle.id)
             files = RunFiles(paths.directory, deps.redact.text)
-            append = event_writer(store, [files, *sinks], deps.redact)
+            append = event_writer(store, [files, *sinks, handle.sink], deps.redact)
             digest, rehearsal, manifests = planned.plan.digest, deps.gateway.rehearsal, str(planned.path.resolve())
             try:
                 begin: Callable[..., Awaitable[RunRecord]]
@@ -187,6 +209,7 @@ async def start_in(
                 files.discard()
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
                 handle.id = taken.run
+                handle.begun.set()
                 held = partial(is_locked, RunPaths(settings.home, taken.run).directory)
                 record = await follow(taken.run, store, sinks, handle.control, is_locked=held)
             handle.record = record

@@ -8,7 +8,7 @@ import trio
 from runner.core.errors import UsageError
 from runner.core.ids import run_id
 from runner.core.model import Status
-from runner.events.events import CancelRequested, Recorded, StepStarted
+from runner.events.events import CancelRequested, Recorded, RunEnded, StepStarted
 from runner.ops.planning.make_plan import PlanResult, make_plan
 from runner.ops.runs.history import find_run
 from runner.ops.runs.start import start_runs
@@ -27,21 +27,20 @@ async def three_runs(project: Project) -> PlanResult:
     return await make_plan(project.folder, project.settings())
 
 
-async def test_each_run_is_stopped_and_awaited_by_its_handle(project: Project) -> None:
-    begun = trio.Event()
-
-    def sink(recorded: Recorded) -> None:
-        if isinstance(recorded.event, StepStarted) and recorded.event.step == "agent" and recorded.run == a.id:
-            begun.set()
-
-    async with start_runs(await three_runs(project), project.settings(), [sink]) as started:
+async def test_each_run_is_watched_stopped_and_awaited_by_its_handle(project: Project) -> None:
+    async with start_runs(await three_runs(project), project.settings()) as started:
         a, b, c = (started.runs[name] for name in "abc")
         assert (await b.wait()).status is Status.SUCCEEDED
-        await begun.wait()
-        assert a.record is None
-        a.cancel()
+        async with a.events() as events:
+            async for recorded in events:
+                if isinstance(recorded.event, StepStarted) and recorded.event.step == "agent":
+                    assert a.record is None
+                    a.cancel()
+        assert isinstance(recorded.event, RunEnded)
         assert (await a.wait()).status is Status.CANCELLED
         assert (await c.wait()).status is Status.SKIPPED
+        async with c.events(after=1) as events:
+            assert [type(recorded.event) async for recorded in events] == [RunEnded]
 
     found = await find_run(project.settings(), a.id)
     assert found.record.status is Status.CANCELLED
@@ -89,3 +88,15 @@ async def test_an_id_that_is_none_or_is_taken_starts_nothing(project: Project, w
 
     with pytest.raises(UsageError, match=words):
         await apply(planned, project.settings(), ids={name: first.id if wanted == "again" else wanted})
+
+
+async def test_events_of_a_key_that_a_run_has_are_those_of_that_run(project: Project) -> None:
+    project.script("true", provider="process")
+    planned = await make_plan(project.folder, project.settings())
+    (first,) = await apply(planned, project.settings(), key="k")
+
+    async with start_runs(planned, project.settings(), key="k") as started:
+        (again,) = started.runs.values()
+        async with again.events() as events:
+            assert {recorded.run async for recorded in events} == {first.id}
+    assert again.id == first.id
