@@ -355,6 +355,24 @@ class ImageMissing(PlatformError):
     of_host = True
 
 
+class RegistryDenied(ImageMissing):
+    code = "provider.registry-denied"
+
+
+class RegistryUnreachable(ImageMissing):
+    code = "provider.registry-unreachable"
+    passes = True
+
+
+class CredentialHelperFailed(PlatformError):
+    code = "provider.credential-helper"
+    of_host = True
+
+
+class PullFailed(ProviderFailed):
+    code = "provider.pull-failed"
+
+
 class ToolchainMissing(InputError):
     code = "provider.toolchain-missing"
     of_host = True

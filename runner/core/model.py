@@ -5,10 +5,14 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from functools import total_ordering
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct
 
 DEFAULT_PROJECT = "default"  # of what belongs to no project
+
+
+Pull = Literal["missing", "always", "never"]  # when a registry is asked for an image
 
 
 @total_ordering

@@ -160,6 +160,7 @@ class Settings(Confidential, frozen=True):
     run_retention: float  # seconds after a run's end
     docker_host: str  # where the docker daemon is, as its own clients read it
     docker_certificates: Path | None  # the folder of ca.pem, cert.pem and key.pem for a daemon over TLS
+    docker_folder: Path  # where docker's own client keeps its configuration
     mirror_limit: int  # bytes on disk of all mirrors of servers' repositories together
     sources: Mapping[str, str]
     git_credentials: str  # what servers get that are reached by https: ``none``, ``netrc``, or where a token is
@@ -191,6 +192,7 @@ class Settings(Confidential, frozen=True):
             run_retention=read("RUN_RETENTION", parse_duration, 30 * 86_400.0),
             docker_host=read("DOCKER_HOST", lambda t: t, context or "unix:///var/run/docker.sock"),
             docker_certificates=certificates,
+            docker_folder=_docker_folder(env),
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             git_token=_token(env),

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from runner.core.errors import RunnerError, WorkspaceLost
 from runner.core.model import Handle, PoolMissReason, SlotKey, SlotState
 from runner.lifecycle.pool import PREFIX, Failures, decide, name_of, why_missed
-from runner.ports.provider import Provider, SandboxHandoff, Slot, WarmSlots, WorkspaceRequest
+from runner.ports.provider import Images, Provider, SandboxHandoff, Slot, WarmSlots, WorkspaceRequest
 from runner.ports.store import SlotRow, Store
 
 LOOK = 2.0  # seconds between looks at how many slots are wanted
@@ -128,6 +128,8 @@ class Keeper:
         async with AsyncExitStack() as stack:
             async with self._making:
                 request = WorkspaceRequest(row.id, "", self._store.nonce, key.limits, image=key.image)
+                if key.image is not None and isinstance(provider, Images):
+                    await provider.pull(key.image, key.image)
                 kept.handle = await provider.create(request)
                 slots = cast("WarmSlots", provider)
                 kept.slot = await stack.enter_async_context(slots.open_slot(kept.handle, key.toolchains))

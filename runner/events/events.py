@@ -212,6 +212,18 @@ class PoolMissed(Event, frozen=True, tag="PoolMissed"):
     reason: PoolMissReason
 
 
+class ImagePullProgressed(Event, frozen=True, tag="ImagePullProgressed"):
+    """An image is being downloaded for a step: the bytes received of those known to be needed.
+
+    Every few seconds, and once more when it is there.
+    """
+
+    step: str
+    image: str
+    received_bytes: int
+    expected_bytes: int
+
+
 class IsolationObserved(Event, frozen=True, tag="IsolationObserved"):
     """Read back from inside the sandbox before the agent starts."""
 

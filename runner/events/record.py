@@ -231,7 +231,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.warnings.append(("step.oom", f"{step}: out of memory, the kernel killed {killed}"))
         case ev.ProcessEscaped(step=step, detail=detail):
             record.warnings.append(("provider.escaped", f"{step}: {detail}"))
-        case ev.ResourceCreated() | ev.ResourceRemovalStarted() | ev.LeaseRefreshed():
+        case ev.ImagePullProgressed() | ev.ResourceCreated() | ev.ResourceRemovalStarted() | ev.LeaseRefreshed():
             pass
 
 

@@ -81,7 +81,7 @@ class RunPlan(Struct, frozen=True):
     ``values`` is what templates may name besides ``run``. ``needs`` are names of runs that come first,
     ``group`` is shared by the members of a matrix, of which ``max_parallel`` run at once; ``outputs`` maps
     names to files in the run's output directory. ``origins`` maps features, ``policy NAME`` and ``timeouts.STEP``
-    to the manifest lines that decided them. ``image`` is the id of what ``base_image`` means.
+    to the manifest lines that decided them. ``image`` is the digest or the id of what ``base_image`` means.
     ``host_network`` are those of the providers that leave commands the network of this host. ``cost_usd`` is what its
     model may cost, ``None`` if nobody has said."""
 

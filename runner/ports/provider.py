@@ -26,11 +26,14 @@ from runner.core.model import (
     IsolationClass,
     Limits,
     Mount,
+    Pull,
     StopStage,
 )
 
 if TYPE_CHECKING:
     import trio
+
+PullReport = Callable[[int, int], Awaitable[None]]
 
 PATH = "/usr/local/bin:/usr/bin:/bin"  # follows the toolchains in every command's PATH
 PROGRAM_DIRECTORIES = ("bin", ".bin")
@@ -323,14 +326,22 @@ class Provider(Protocol):
 class Images(Protocol):
     """The part of a provider that has images."""
 
-    async def image(self, name: str) -> str:
-        """Look up the id of a local image by name, reference or id; nothing is fetched.
+    async def image(self, name: str, when: Pull = "missing") -> str:
+        """Return what a name, reference or id means for good: ``REPOSITORY@DIGEST``, else an id.
 
-        Raises ``ImageMissing``, ``ProviderFailed``.
+        Asks the registry ``when`` the image is missing, always or never; downloads nothing. Raises ``ImageMissing``,
+        also for a registry that cannot be asked, ``CredentialHelperFailed``, ``ProviderFailed``.
+        """
+
+    async def pull(self, image: str, name: str, report: PullReport | None = None) -> None:
+        """Download what ``image`` has returned for ``name``, unless it is here.
+
+        ``report`` gets the bytes received and expected, every few seconds and at the end. Cancelling ends the download.
+        Raises as ``image`` does.
         """
 
     async def labels(self, image: str) -> Mapping[str, str]:
-        """Read the labels of an image. Raises as ``image`` does."""
+        """Read the labels of an image, of which there are none before it is here. Raises ``ProviderFailed``."""
 
 
 class SandboxHandoff(Struct, frozen=True):

@@ -34,8 +34,9 @@ from runner.sandbox import processes
 from runner.sandbox.cgroup import ControlGroups
 from runner.sandbox.container import GUEST, Container, ContainerMounts
 from runner.sandbox.container_init import InitProcess, membership, open_init_process
+from runner.sandbox.daemon_images import DaemonImages
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.docker_api import TIMEOUT, DaemonImages, Engine
+from runner.sandbox.docker_api import Engine
 from runner.sandbox.docker_facts import (
     TMP,
     check_machine,
@@ -138,7 +139,7 @@ RUNC = ContainerRuntime(
 def provider(settings: Settings) -> DockerProvider | VolumeDocker:
     """Mount directories of this host where root and its own daemon can; send them anywhere else."""
     if mounts_from_here(settings.docker_host):
-        return DockerProvider(settings.home, settings.docker_host)
+        return DockerProvider(settings.home, Engine.of(settings))
     return VolumeDocker(settings.home, Engine.of(settings))
 
 
@@ -153,21 +154,20 @@ def mounts_from_here(host: str) -> bool:
 
 
 class DockerProvider(DaemonImages):
-    """``host`` and ``timeout`` as for ``Engine``, ``grace`` as for ``LocalProvider``."""
+    """``grace`` as for ``LocalProvider``."""
 
     def __init__(
         self,
         home: Path,
-        host: str,
+        engine: Engine,
         *,
         grace: float = STOP_GRACE,
-        timeout: float = TIMEOUT,
         runtime: ContainerRuntime = RUNC,
     ) -> None:
         self.name = runtime.name
         self._runtime = runtime
         self._directories = WorkspaceDirectories(home, self.name, idmaps=runtime.idmaps)
-        self._engine = Engine(host, timeout)
+        self._engine = engine
         self._grace = grace
         self._handed_off: dict[str, HandedOffContainer] = {}
 

@@ -16,6 +16,7 @@ from runner.core.model import IsolationClass, Limits
 from runner.core.settings import Settings
 from runner.providers.docker import ContainerRuntime, DockerProvider
 from runner.sandbox.attach_channel import open_attach_channel
+from runner.sandbox.docker_api import Engine
 
 USES_IMAGES = True  # workspaces are made of images
 
@@ -53,4 +54,4 @@ RUNSC = ContainerRuntime(
 
 
 def provider(settings: Settings) -> DockerProvider:
-    return DockerProvider(settings.home, settings.docker_host, runtime=RUNSC)
+    return DockerProvider(settings.home, Engine.of(settings), runtime=RUNSC)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from runner.core.model import Isolation, Limits, Status, StopStage, Usage
 from runner.core.plural import plural
 from runner.core.settings import limit
-from runner.events.events import CommandsReportedByAgent, StopStageReached
+from runner.events.events import CommandsReportedByAgent, ImagePullProgressed, StopStageReached
 
 MARKS = {
     Status.PENDING: "·",
@@ -72,6 +72,12 @@ def size(count: int) -> str:
             break
         number, unit = number / 1024, larger
     return f"{number:.3g}{unit}"
+
+
+def pull_line(pull: ImagePullProgressed) -> str:
+    if pull.received_bytes == pull.expected_bytes:
+        return f"pulled {pull.image}, {size(pull.received_bytes)}"
+    return f"pulling {pull.image}: {size(pull.received_bytes)} of {size(pull.expected_bytes)}"
 
 
 def limits(value: Limits) -> str:

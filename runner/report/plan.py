@@ -156,8 +156,10 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
     parts = [(run.origins.get(key, BUILT_IN), limits(one)) for key, one in single.items() if one != Limits()]
     network = ", ".join(sorted({_network(step, run) for step in run.steps} - {"none"})) or "none"
     if run.base_image is not None:
-        pinned = f" at {run.image}" if run.image else ""
-        parts.append((run.origins.get("base image", BUILT_IN), f"image {run.base_image}{pinned}"))
+        _, at, digest = (run.image or "").partition("@")
+        pinned = f"{at}{digest}" if at else f" at {run.image}" if run.image else ""
+        name = run.base_image.partition("@")[0] if at else run.base_image
+        parts.append((run.origins.get("base image", BUILT_IN), f"image {name}{pinned}"))
     parts.append((run.origins.get("network none", BUILT_IN), f"network {network}"))
     return _together(parts)
 

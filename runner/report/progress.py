@@ -14,7 +14,7 @@ from runner.core.plural import plural
 from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
 from runner.plan.model import DEFAULTS
-from runner.report.format import MARKS, brief, commands, cost, count, duration, sandbox, stop_stage
+from runner.report.format import MARKS, brief, commands, cost, count, duration, pull_line, sandbox, stop_stage
 from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
 from runner.report.text import class_line, cluster_line, status_word
@@ -54,6 +54,8 @@ def news(  # one arm an event type
     match event:
         case ev.IsolationObserved(isolation=seen):
             yield f"  sandbox     {class_line(record)}, {sandbox(seen)}"
+        case ev.ImagePullProgressed():
+            yield f"  image       {pull_line(event)}"
         case ev.LogOpened(path=path):
             yield f"  log         {path}"
         case ev.StepEnded(step=name, outcome=outcome):

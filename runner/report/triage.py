@@ -20,7 +20,7 @@ from runner.core.model import CheckKind, Reason, Status
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
-from runner.report.format import MARKS, commands, cost, count, duration, wrapped
+from runner.report.format import MARKS, commands, cost, count, duration, pull_line, wrapped
 from runner.report.run_files import blamed, used
 from runner.report.text import cluster_line, isolation_line
 from runner.triage.sections import section, sections_of
@@ -116,6 +116,8 @@ def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
     match event:
         case ev.IsolationObserved():
             yield f"   isolation  {isolation_line(record)}"
+        case ev.ImagePullProgressed():
+            yield f"   image      {pull_line(event)}"
         case ev.StepEnded(step=name, outcome=outcome):
             if name not in _HOUSEKEEPING or not outcome.ok:
                 yield " " + step_line(name, record.steps[name])

@@ -17,6 +17,7 @@ import trio
 from runner.core.errors import ImageMissing, ProviderBusy, ProviderFailed
 from runner.core.settings import Settings, without_secrets
 from runner.sandbox import child_process
+from runner.sandbox.registry_credentials import RegistryLogin
 
 if TYPE_CHECKING:
     import ssl
@@ -41,6 +42,7 @@ class Engine:
 
     ``timeout`` is in seconds, for calls that the daemon answers from memory; others get six times as much.
     ``certificates`` is a folder as in ``DOCKER_CERT_PATH``; ``environment`` is for ssh, if the host is reached by it.
+    ``login`` is for the registries that the daemon pulls from.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Engine:
         timeout: float = TIMEOUT,
         certificates: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        login: RegistryLogin | None = None,
     ) -> None:
         self.host = host
+        self.login = login or RegistryLogin()
         self._environment = environment or {}
         self._version: str | None = None  # of the API, if the daemon is not on a socket of this host
         self.timeout = timeout
@@ -74,7 +78,12 @@ class Engine:
     @classmethod
     def of(cls, settings: Settings) -> Engine:
         reach = {**settings.reach, **settings.person}
-        return cls(settings.docker_host, certificates=settings.docker_certificates, environment=reach)
+        return cls(
+            settings.docker_host,
+            certificates=settings.docker_certificates,
+            environment=reach,
+            login=RegistryLogin(settings.docker_folder, settings.variables),
+        )
 
     def _place(self) -> SplitResult:
         """Take the address apart. Raises ``ProviderFailed`` for one of no daemon, and for one with a password."""
@@ -111,6 +120,10 @@ class Engine:
     async def image(self, name: str) -> Mapping[str, Any]:
         """Return what ``docker image inspect`` shows. Raises ``ImageMissing``."""
         return await self._call(lambda client: client.inspect_image(name), self.timeout)
+
+    async def tag(self, image: str, name: str) -> None:
+        """Give an image a name, with a tag if it is to have another than ``latest``."""
+        await self._call(lambda client: client.tag(image, name), self.timeout)
 
     async def files(self, image: str, path: str, limit: int) -> bytes:
         """Return a tar of what an image has at ``path``, cut off above ``limit`` bytes; empty when there is nothing.
@@ -301,9 +314,7 @@ class Engine:
                 return act(client)
         except ImageNotFound as error:
             name = _text(error).rpartition("such image: ")[2]  # some say it twice
-            raise ImageMissing(
-                f"docker has no image `{name}`", hint="docker pull it, or build it: runner pulls nothing"
-            ) from error
+            raise ImageMissing(f"docker has no image `{name}`", hint="docker pull it, or build it") from error
         except APIError as error:
             failure = ProviderBusy if error.is_server_error() else ProviderFailed
             raise failure(f"docker refuses: {_text(error)}") from error
@@ -334,19 +345,6 @@ class Engine:
         client = APIClient(host, version=version, timeout=timeout, tls=tls)
         client.trust_env = False  # or a bundle of certificates that the environment names would replace the folder's
         return client
-
-
-class DaemonImages:
-    """The part of a provider that has images: those of its daemon."""
-
-    _engine: Engine
-
-    async def image(self, name: str) -> str:
-        return str((await self._engine.image(name))["Id"])
-
-    async def labels(self, image: str) -> Mapping[str, str]:
-        labels: Mapping[str, str] | None = (await self._engine.image(image))["Config"].get("Labels")
-        return labels or {}
 
 
 class _Chunks(RawIOBase):

@@ -1,8 +1,4 @@
-"""Building an image: send a context to the docker daemon, and receive its output line by line.
-
-Uses a connection of its own, not the client library's: the daemon stops building when the connection is closed, and a
-library thread that waits for the next line could only be stopped with the process.
-"""
+"""Building an image: send a context to the docker daemon, and receive its output line by line."""
 
 from __future__ import annotations
 
@@ -16,9 +12,6 @@ from string import Template
 from typing import Any
 from urllib.parse import urlencode
 
-import h11
-import trio
-
 from runner.core.errors import (
     BaseImageMissing,
     ImageBuildFailed,
@@ -28,10 +21,9 @@ from runner.core.errors import (
     UsageError,
 )
 from runner.core.sanitize import sanitize
-from runner.sandbox.docker_api import Engine, unreachable
+from runner.sandbox.daemon_stream import call
+from runner.sandbox.docker_api import Engine
 
-_READ_BYTES = 1 << 16
-_LINE_BYTES = 1 << 20
 _TAIL_LINES = 40  # in which the cause of a failure is looked for
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the daemon's, around what commands say on standard error
@@ -130,46 +122,11 @@ def _longest(pattern: re.Pattern[str], said: list[str]) -> str:
 
 async def _answers(engine: Engine, build: Build) -> AsyncGenerator[Mapping[str, Any]]:
     """Yield each JSON object of the daemon's answer. Raises as ``build_image`` does."""
-    rest = b""
-    async with aclosing(_body(engine, build)) as body:
-        async for chunk in body:
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if line.strip():
-                    yield json.loads(line)
-            if len(rest) > _LINE_BYTES:
-                raise ProviderFailed(f"a line of the docker daemon's answer exceeds {_LINE_BYTES >> 20} MiB")
-
-
-async def _body(engine: Engine, build: Build) -> AsyncGenerator[bytes]:
-    try:
-        stream = await trio.open_unix_socket(engine.socket)
-    except OSError as error:
-        raise unreachable(engine, error) from error
-    async with stream:
-        http = h11.Connection(h11.CLIENT)
-        headers = [("Host", "docker"), ("Content-Type", "application/x-tar")]
-        headers += [("Content-Length", str(len(build.context)))]
-        request = h11.Request(method="POST", target=f"/build?{build.query}", headers=headers)
-        try:
-            for part in (request, h11.Data(data=build.context), h11.EndOfMessage()):
-                await stream.send_all(http.send(part) or b"")
-            head = await _next(http, stream)
-            status = head.status_code if isinstance(head, h11.Response) else 0
-            refused = b""
-            while isinstance(event := await _next(http, stream), h11.Data):
-                if status == 200:
-                    yield bytes(event.data)
-                else:
-                    refused += bytes(event.data)
-        except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
-            raise ProviderFailed(f"the docker daemon at `{engine.host}` broke off the build: {error}") from error
-    if status != 200:
-        words = sanitize(refused.decode(errors="replace").strip().removeprefix('{"message":"').removesuffix('"}'))
-        raise UsageError(f"docker refuses: {words}") if status == 400 else ProviderFailed(f"docker refuses: {words}")
-
-
-async def _next(http: h11.Connection, stream: trio.SocketStream) -> object:
-    while (event := http.next_event()) is h11.NEED_DATA:
-        http.receive_data(await stream.receive_some(_READ_BYTES))
-    return event
+    headers = (("Content-Type", "application/x-tar"),)
+    async with call(engine, "POST", f"/build?{build.query}", headers, build.context) as answer:
+        if answer.status != 200:
+            words = await answer.refusal()
+            raise (UsageError if answer.status == 400 else ProviderFailed)(f"docker refuses: {words}")
+        async with aclosing(answer.objects()) as objects:
+            async for found in objects:
+                yield found

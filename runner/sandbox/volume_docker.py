@@ -31,8 +31,9 @@ from runner.safefs.safe_open import open_directory
 from runner.sandbox.attach_channel import AttachChannel
 from runner.sandbox.container import GUEST, Container, ContainerMounts
 from runner.sandbox.daemon_container import DaemonInit, DaemonLimits
+from runner.sandbox.daemon_images import DaemonImages
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.docker_api import DaemonImages, Engine
+from runner.sandbox.docker_api import Engine
 from runner.sandbox.docker_facts import (
     check_machine,
     image_file,

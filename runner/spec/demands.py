@@ -108,7 +108,7 @@ def demands_of(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
         (
             "base image",
             Feature.BASE_IMAGE,
-            [workspace.base_image] if workspace.base_image else [],
+            [workspace.base_image.ref] if workspace.base_image else [],
             types.place("workspace", "base_image"),
         ),
     ):

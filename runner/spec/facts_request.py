@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from runner.core.errors import BadUrl, PathEscape, Place, RunnerError, Untrusted
-from runner.core.model import Checkout
+from runner.core.model import Checkout, Pull
 from runner.core.settings import Settings
 from runner.manifest.load import Document
 from runner.policy.toolchains import is_installed, is_language
@@ -41,6 +41,7 @@ class FactsRequest(Struct, frozen=True, kw_only=True):
     toolchains: tuple[str, ...]
     dependencies: tuple[str, ...]
     base_image: str | None
+    pull: Pull  # when the registry is asked for it
     skills: tuple[str, ...]
     uses_keys: bool  # the repository is reached with the ssh keys or the netrc of this host's user
     cluster: WantedCluster | None
@@ -64,6 +65,7 @@ def facts_request(
         findings.append(BadUrl(SECRET_IN_URL, at=at._replace(text=""), hint="write the URL of the task without them"))
     agent = selected.agent
     script, incident = agent.script.path if agent.script is not None else None, selected.incident
+    image = agent.workspace.base_image
     request = FactsRequest(
         run=selected.name,
         agent=agent.agent if agent.model is not None else None,
@@ -75,7 +77,8 @@ def facts_request(
         project=project_root(selected, selected.project) if selected.project else None,
         toolchains=tuple(agent.workspace.toolchains),
         dependencies=tuple(agent.workspace.dependencies),
-        base_image=agent.workspace.base_image,
+        base_image=image.ref if image is not None else None,
+        pull="never" if image is None or untrusted else image.pull,  # credentials for registries are the user's
         skills=tuple(agent.skills),
         uses_keys=checkout is not None
         and checkout.url is not None

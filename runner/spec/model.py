@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from runner.core.errors import Place, RunnerError, Unenforceable
-from runner.core.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount
+from runner.core.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount, Pull
 from runner.manifest.load import DEFAULTS
 from runner.spec.checkout import TaskContext
 
@@ -118,7 +118,7 @@ class Missing(Struct, frozen=True):
 class RunFacts(Struct, frozen=True, kw_only=True):
     """Facts of one run; names of files are those shown to people.
 
-    ``policy`` is the one of its repository, ``image`` an id, ``agents_file`` the ``AGENTS.md`` of its project.
+    ``policy`` is the one of its repository, ``image`` what pins its image, ``agents_file`` the ``AGENTS.md`` of its project.
     ``incident`` is the incident's document for templates, and ``incident_files`` are ``None`` without an incident;
     ``left_out`` says which of its files no agent sees. ``skills`` are files by their paths below the skill's name.
     Resolving reports what is ``missing`` at its place, and with any of it there is no plan.
@@ -336,6 +336,7 @@ class RunSpec(Struct, frozen=True):
     providers: tuple[str, ...]
     providers_at: Place
     base_image: str | None
+    pull: Pull
     isolation: IsolationClass
     limits: Limits
     warm: Warm
@@ -375,7 +376,7 @@ class RunSpec(Struct, frozen=True):
 
 def no_image(spec: RunSpec, provider: str) -> RunnerError:
     """The finding that a provider makes workspaces of an image, and that none is named."""
-    hint = "name one that the daemon has as `workspace.base_image`"
+    hint = "name one as `workspace.base_image`"
     return Unenforceable(
         f"`{provider}` makes workspaces from an image, and none is named", at=spec.providers_at, hint=hint
     )

@@ -85,7 +85,8 @@ def resolve(
         branch=branch,
         providers=needs.providers,
         providers_at=types.place("workspace", "providers"),
-        base_image=workspace.base_image,
+        base_image=needs.base_image,
+        pull=needs.pull,
         isolation=max(
             IsolationClass(workspace.isolation),
             *(p.min_isolation for p in policies),

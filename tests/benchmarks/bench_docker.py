@@ -18,6 +18,7 @@ from runner.core.model import Limits
 from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
 from runner.providers.docker import RUNC, ContainerRuntime, DockerProvider
 from runner.providers.gvisor import RUNSC
+from runner.sandbox.docker_api import Engine
 from tests.benchmarks.measure import side_by_side
 from tests.support import dockerd
 
@@ -68,7 +69,7 @@ async def main() -> None:
 
 async def measure(runtime: ContainerRuntime, size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        provider = DockerProvider(Path(folder), dockerd.host(), runtime=runtime)
+        provider = DockerProvider(Path(folder), Engine(dockerd.host()), runtime=runtime)
         request = WorkspaceRequest(f"bench-{os.getpid()}", "run", "nonce", LIMITS, image=dockerd.IMAGE)
         handle = await provider.create(request)
 

@@ -30,6 +30,7 @@ from runner.ports.gateway import Api, ModelGrant
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider
 from runner.providers.local import LocalProvider
+from runner.sandbox.docker_api import Engine
 from tests.benchmarks.sizes import amount, rounds
 from tests.support import dockerd
 from tests.support.providers import OnTestImage
@@ -196,7 +197,7 @@ async def relays() -> None:
     with role("double", "short") as (direct, _), tempfile.TemporaryDirectory() as folder:
         await relayed("local", LocalProvider(Path(folder)), direct)
         if dockerd.missing() is None:
-            await relayed("docker", OnTestImage(Path(folder), dockerd.host()), direct)
+            await relayed("docker", OnTestImage(Path(folder), Engine(dockerd.host())), direct)
 
 
 def main() -> None:

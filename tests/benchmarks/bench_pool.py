@@ -28,6 +28,7 @@ from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.ports.store import PoolRow
 from runner.providers.docker import DockerProvider
+from runner.sandbox.docker_api import Engine
 from runner.store.sqlite import open_store
 from tests.benchmarks.sizes import amount
 from tests.support import dockerd
@@ -93,7 +94,7 @@ async def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         settings = Settings.from_env({"RUNNER_HOME": folder, "DOCKER_HOST": dockerd.host()})
-        provider, key = DockerProvider(home, dockerd.host()), SlotKey("docker", dockerd.image_id(), LIMITS)
+        provider, key = DockerProvider(home, Engine(dockerd.host())), SlotKey("docker", dockerd.image_id(), LIMITS)
         times: list[float] = []
         async with open_store(home / "state.db", now=lambda: time.time_ns() // 1000, entropy=os.urandom) as store:
             from runner.ops.runs.dependencies import dependencies_of

@@ -152,10 +152,7 @@ GONE = {"available": False, "reason": "it is gone"}
         pytest.param(
             {},
             [probe("local", needs_image=True), probe("process", needs_image=True, **GONE)],
-            [
-                "`local` makes workspaces from an image, and none is named = name one that the daemon has as"
-                " `workspace.base_image`"
-            ],
+            ["`local` makes workspaces from an image, and none is named = name one as `workspace.base_image`"],
             [],
             id="no image",
         ),

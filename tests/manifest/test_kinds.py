@@ -61,6 +61,7 @@ GOOD = {
     "image": workspace(base_image="node"),
     "image of a registry": workspace(base_image="Registry.example.org:5000/team/my_agent--x:3.1"),
     "image by its digest": workspace(base_image=f"team/agent@sha256:{'0' * 64}"),
+    "image that is always pulled": workspace(base_image={"ref": "node:22", "pull": "always"}),
     "image by its id": workspace(base_image=f"sha256:{'a' * 64}"),
     "script path may lead up": agent_type(script={"path": "../play.sh"}),
     "script file": agent_type(script={"files": [{"path": "a/b.sh", "content": "", "executable": True}]}),
@@ -110,6 +111,9 @@ GOOD = {
 
 BAD = {
     "image without a name": workspace(base_image=""),
+    "image without its name": workspace(base_image={"pull": "always"}),
+    "image that is pulled at times": workspace(base_image={"ref": "node:22", "pull": "sometimes"}),
+    "images": workspace(base_image=["node:22"]),
     "image with a blank": workspace(base_image="node 22"),
     "image in capitals": workspace(base_image="Node:22"),
     "image whose tag is none": workspace(base_image="node:"),

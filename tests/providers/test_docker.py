@@ -18,6 +18,7 @@ from runner.core.errors import CleanUpIncomplete, ImageMissing, ProviderFailed, 
 from runner.core.model import Exit, Handle, Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider
+from runner.sandbox.docker_api import Engine
 from runner.testing.outside import living_of
 from runner.testing.place import MIB, shell
 from tests.support import dockerd
@@ -49,7 +50,7 @@ def containers(client: APIClient, handle: Handle) -> list[dict[str, Any]]:
 
 
 async def test_a_container_has_no_way_out_that_docker_could_give_it(client: APIClient, tmp_path: Path) -> None:
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     handle = await workspace_of(provider)
     async with provider.open(handle, SandboxSpec()) as workspace:
         (found,) = containers(client, handle)
@@ -84,7 +85,7 @@ async def test_what_an_image_asks_for_is_not_heeded(client: APIClient, tmp_path:
     name = f"runner-wishes-{os.getpid()}"
     _derive(client, name, wishes)
     before = dockerd.volumes(client)
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     try:
         handle = await workspace_of(provider, image=f"{name}:1")
         async with provider.open(handle, SandboxSpec()) as workspace:
@@ -113,13 +114,13 @@ async def test_a_volume_within_the_workspace_is_refused(client: APIClient, tmp_p
     _derive(client, name, ["VOLUME /workspace/cache"])
     try:
         with pytest.raises(ProviderFailed, match="/workspace/cache"):
-            await workspace_of(DockerProvider(tmp_path, dockerd.host()), image=f"{name}:1")
+            await workspace_of(DockerProvider(tmp_path, Engine(dockerd.host())), image=f"{name}:1")
     finally:
         client.remove_image(f"{name}:1")
 
 
 async def test_an_image_that_is_not_there_is_said_so_and_nothing_is_left(tmp_path: Path) -> None:
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     with pytest.raises(ImageMissing, match=r"\Adocker has no image `no-such-image:1`\Z"):
         await workspace_of(provider, image="no-such-image:1")
 
@@ -137,7 +138,7 @@ with socket.socket(socket.AF_UNIX) as end:
     try: print(end.recv(1))
     except TimeoutError: print("unheard")
 """
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     handle = await workspace_of(provider)
     async with provider.open(handle, SandboxSpec()) as workspace:
         heard = await workspace.run(["python3", "-SIc", dial])
@@ -148,7 +149,7 @@ with socket.socket(socket.AF_UNIX) as end:
 
 
 async def test_temporary_files_are_in_memory_and_within_its_limit(tmp_path: Path) -> None:
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     handle = await workspace_of(provider, limits=Limits(memory_bytes=64 * MIB))
     async with provider.open(handle, SandboxSpec()) as workspace:
         seen = await shell(workspace, "head -c 200M /dev/zero > /tmp/large; head -c 200M /dev/zero > /dev/shm/large")
@@ -160,7 +161,7 @@ async def test_temporary_files_are_in_memory_and_within_its_limit(tmp_path: Path
 
 async def test_only_our_own_containers_are_removed(client: APIClient, tmp_path: Path) -> None:
     """Neither another store's, whatever the workspace's name, nor one that nobody labelled."""
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     handle = await workspace_of(provider)
     labels = {"runner.product": "runner", "runner.workspace": handle.id, "runner.nonce": "of another store"}
     others = [client.create_container(IMAGE, ["/bin/true"], labels=given)["Id"] for given in (labels, {})]
@@ -178,7 +179,7 @@ async def test_only_our_own_containers_are_removed(client: APIClient, tmp_path: 
 async def test_a_container_that_is_removed_behind_our_back_is_a_lost_workspace(
     client: APIClient, tmp_path: Path
 ) -> None:
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     handle = await workspace_of(provider)
     async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sleep", "1000"]) as process:
         (found,) = containers(client, handle)
@@ -192,7 +193,7 @@ async def test_a_container_that_is_removed_behind_our_back_is_a_lost_workspace(
 
 @pytest.mark.parametrize("host", [UNREACHABLE, "tcp://127.0.0.1:2375", "ssh://host"])
 async def test_a_daemon_that_is_not_on_this_host_is_unavailable_with_a_reason(tmp_path: Path, host: str) -> None:
-    probe = await DockerProvider(tmp_path, host).probe()
+    probe = await DockerProvider(tmp_path, Engine(host)).probe()
 
     assert not probe.available
     assert probe.reason
@@ -201,8 +202,8 @@ async def test_a_daemon_that_is_not_on_this_host_is_unavailable_with_a_reason(tm
 
 
 async def test_a_workspace_that_was_never_opened_needs_no_daemon_to_go(tmp_path: Path) -> None:
-    handle = await workspace_of(DockerProvider(tmp_path, dockerd.host()))
-    gone = DockerProvider(tmp_path, UNREACHABLE)
+    handle = await workspace_of(DockerProvider(tmp_path, Engine(dockerd.host())))
+    gone = DockerProvider(tmp_path, Engine(UNREACHABLE))
     await gone.destroy(handle)
 
     assert not handle.tree.exists()
@@ -212,9 +213,9 @@ async def test_a_workspace_that_was_never_opened_needs_no_daemon_to_go(tmp_path:
 
 
 async def test_a_daemon_that_hangs_holds_up_no_command_and_no_end(mortal: Daemon, tmp_path: Path) -> None:
-    provider = DockerProvider(tmp_path, mortal.host, grace=0.2)
+    provider = DockerProvider(tmp_path, Engine(mortal.host), grace=0.2)
     handle = await workspace_of(provider)
-    hanging = DockerProvider(tmp_path, mortal.host, grace=0.2, timeout=1)
+    hanging = DockerProvider(tmp_path, Engine(mortal.host, 1), grace=0.2)
     try:
         async with hanging.open(handle, SandboxSpec()) as workspace:
             mortal.signal(signal.SIGSTOP)
@@ -243,7 +244,7 @@ async def test_a_daemon_that_hangs_holds_up_no_command_and_no_end(mortal: Daemon
 )
 async def test_commands_outlive_a_daemon_that_is_killed(mortal: Daemon, tmp_path: Path, comes_back: bool) -> None:
     """A daemon that starts ends what an earlier one had started: then the workspace is lost, and said so."""
-    provider = DockerProvider(tmp_path, mortal.host, grace=0.2)
+    provider = DockerProvider(tmp_path, Engine(mortal.host), grace=0.2)
     handle = await workspace_of(provider)
     async with provider.open(handle, SandboxSpec()) as workspace:
         mortal.kill()

@@ -83,7 +83,7 @@ async def opens(provider: DockerProvider, handle: Handle) -> bool:
 async def test_a_failure_half_way_is_a_failure_and_leaves_nothing(
     daemon: Faulty, tmp_path: Path, where: str, fault: Fault, error: type[ProviderFailed]
 ) -> None:
-    provider = DockerProvider(tmp_path, daemon.host, grace=0.2)
+    provider = DockerProvider(tmp_path, Engine(daemon.host), grace=0.2)
     handle = await workspace_of(provider)
     daemon.faults[where] = [fault]
     with pytest.raises(ProviderFailed) as caught:
@@ -100,7 +100,7 @@ async def test_the_container_of_another_is_not_taken_for_ours(
 ) -> None:
     """The same id given twice: the other's is neither started nor removed."""
     other = client.create_container(IMAGE, ["/bin/true"], labels={"runner.nonce": "another"})["Id"]
-    provider = DockerProvider(tmp_path, daemon.host, grace=0.2)
+    provider = DockerProvider(tmp_path, Engine(daemon.host), grace=0.2)
     handle = await workspace_of(provider)
     try:
         daemon.faults[CREATE] = [Says(rb'"Id":"\w+"', b'"Id":"%s"' % other.encode())]
@@ -138,7 +138,7 @@ async def reached(daemon: Faulty, start: str) -> None:
 async def test_what_cannot_be_removed_is_said_and_removed_by_a_later_try(
     daemon: Faulty, tmp_path: Path, where: str
 ) -> None:
-    provider = DockerProvider(tmp_path, daemon.host, grace=0.2)
+    provider = DockerProvider(tmp_path, Engine(daemon.host), grace=0.2)
     handle = await workspace_of(provider)
     async with provider.open(handle, SandboxSpec()):
         daemon.faults[where] = [Refuses()]
@@ -153,7 +153,7 @@ async def test_what_cannot_be_removed_is_said_and_removed_by_a_later_try(
 
 @pytest.mark.nightly
 async def test_a_daemon_that_fails_every_other_call_leaves_nothing(daemon: Faulty, tmp_path: Path) -> None:
-    provider = DockerProvider(tmp_path, daemon.host, grace=0.2)
+    provider = DockerProvider(tmp_path, Engine(daemon.host), grace=0.2)
     for seed in range(60):
         handle = await workspace_of(provider)
         luck = random.Random(seed)
@@ -173,7 +173,7 @@ async def test_a_daemon_that_fails_every_other_call_leaves_nothing(daemon: Fault
 async def test_that_nothing_runs_any_more_is_known_before_the_daemon_has_removed_it(
     daemon: Faulty, tmp_path: Path
 ) -> None:
-    provider = DockerProvider(tmp_path, daemon.host, grace=0.2)
+    provider = DockerProvider(tmp_path, Engine(daemon.host), grace=0.2)
     handle = await workspace_of(provider)
     seen: list[tuple[int, int]] = []
 
@@ -201,7 +201,7 @@ async def test_programs_that_run_as_root_in_an_image_do_not(client: APIClient, t
     assert client.wait(container)["StatusCode"] == 0
     client.commit(container, repository=name, tag="1", changes=["ONBUILD RUN touch /built", "USER root"])
     client.remove_container(container)
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     try:
         handle = await workspace_of(provider, f"{name}:1")
         async with provider.open(handle, SandboxSpec()) as workspace:
@@ -223,7 +223,7 @@ async def test_a_dev_that_leads_elsewhere_reaches_nothing_of_the_host(client: AP
     elsewhere.mkdir(mode=0o777)
     name = f"runner-dev-{os.getpid()}"
     client.import_image_from_data(_image_with_dev(str(elsewhere)), repository=name, tag="1")
-    provider = DockerProvider(tmp_path / "home", dockerd.host())
+    provider = DockerProvider(tmp_path / "home", Engine(dockerd.host()))
     try:
         handle = await workspace_of(provider, f"{name}:1")
         try:
@@ -261,7 +261,7 @@ async def test_a_tag_that_moves_changes_no_workspace_that_is_there(client: APICl
         client.commit(container, repository=name, tag=str(number))
         client.remove_container(container)
     client.tag(f"{name}:1", name, "moving", force=True)
-    provider = DockerProvider(tmp_path, dockerd.host())
+    provider = DockerProvider(tmp_path, Engine(dockerd.host()))
     try:
         handle = await workspace_of(provider, f"{name}:moving")
         which = []

@@ -102,10 +102,11 @@ import json, os, secrets, sys, trio
 from pathlib import Path
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider
+from runner.sandbox.docker_api import Engine
 
 MANY, FEW = 50, 2
 host, image, home = sys.argv[1:]
-provider = DockerProvider(Path(home), host, grace=0.2)
+provider = DockerProvider(Path(home), Engine(host), grace=0.2)
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -18,6 +18,7 @@ from runner.core.model import Exit, Handle, IsolationClass, Limits
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider, check_runtime
 from runner.providers.gvisor import RUNSC
+from runner.sandbox.docker_api import Engine
 from runner.testing.outside import cmdline, pids
 from runner.testing.place import MIB, took_at_most
 from tests.support import dockerd
@@ -35,7 +36,7 @@ def mortal() -> Iterator[Daemon]:
 
 
 def at(home: Path, host: str | None = None, *, timeout: float = 10) -> DockerProvider:
-    return DockerProvider(home, host or dockerd.host(), grace=0.2, timeout=timeout, runtime=RUNSC)
+    return DockerProvider(home, Engine(host or dockerd.host(), timeout), grace=0.2, runtime=RUNSC)
 
 
 async def workspace_of(provider: DockerProvider, limits: Limits | None = None) -> Handle:
@@ -82,7 +83,8 @@ async def test_the_guest_has_just_what_it_needs_and_commands_have_nothing(tmp_pa
 
 
 async def test_a_daemon_without_the_runtime_is_unavailable_and_the_hint_is_its_configuration(tmp_path: Path) -> None:
-    without = DockerProvider(tmp_path, dockerd.host(), runtime=replace(RUNSC, program="runsc-that-is-not-there"))
+    runtime = replace(RUNSC, program="runsc-that-is-not-there")
+    without = DockerProvider(tmp_path, Engine(dockerd.host()), runtime=runtime)
     probe = await without.probe()
 
     assert (probe.available, probe.isolation) == (False, IsolationClass.KERNEL)

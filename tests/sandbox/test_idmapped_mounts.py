@@ -12,6 +12,7 @@ from runner.core.errors import ProviderFailed
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider
 from runner.providers.local import LocalProvider
+from runner.sandbox.docker_api import Engine
 from runner.testing.place import shell
 from tests.support import dockerd
 from tests.support.needs import USERS
@@ -21,7 +22,7 @@ COMMANDS = "cat kept; echo more >> kept; mkdir made; cat others; echo no > AGENT
 
 
 def docker(home: Path) -> DockerProvider:
-    return DockerProvider(home, dockerd.host())
+    return DockerProvider(home, Engine(dockerd.host()))
 
 
 @pytest.mark.parametrize("provider_at", [LocalProvider, docker], ids=["local", "docker"])

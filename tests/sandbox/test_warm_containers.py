@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from runner.core.model import Handle, Limits, Mount
 from runner.ports.provider import SandboxHandoff, SandboxSpec, WorkspaceRequest
 from runner.providers.docker import DockerProvider
+from runner.sandbox.docker_api import Engine
 from runner.testing.outside import alive
 from runner.testing.place import MIB, shell
 from tests.support import dockerd
@@ -29,7 +30,7 @@ async def detached_sandbox(
     home: Path, limits: Limits = LIMITS, *, lost: bool = False
 ) -> tuple[DockerProvider, Handle, SandboxHandoff]:
     """A workspace that was a slot of one provider, and another provider that has its container, unless it got lost."""
-    keeper, claimer = DockerProvider(home, dockerd.host()), DockerProvider(home, dockerd.host())
+    keeper, claimer = DockerProvider(home, Engine(dockerd.host())), DockerProvider(home, Engine(dockerd.host()))
     slot = await keeper.create(wish("slot", limits))
     async with keeper.open_slot(slot, ()) as idle:
         await idle.ping()
@@ -130,7 +131,7 @@ async def test_a_workspace_whose_warm_container_is_gone_needs_no_daemon_to_go(tm
     provider, handle, _ = await detached_sandbox(tmp_path)
     async with provider.open(handle, SandboxSpec()) as workspace:
         assert (await workspace.run(["true"])).exit.ok
-    await DockerProvider(tmp_path, f"unix://{tmp_path}/nobody.sock").destroy(handle)
+    await DockerProvider(tmp_path, Engine(f"unix://{tmp_path}/nobody.sock")).destroy(handle)
 
     assert left(handle) == []
     assert not handle.private.exists()

@@ -28,6 +28,7 @@ PACKAGES = {  # of Debian, by a program or file that it brings
     "cargo": "cargo",
     "cc": "gcc",
     "debootstrap": "debootstrap",
+    "docker-registry": "docker-registry",
     "dockerd": "docker.io",
     "dot": "graphviz",
     "fish": "fish",

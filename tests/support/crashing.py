@@ -39,6 +39,7 @@ from runner.ports.store import Store
 from runner.providers.docker import RUNC, DockerProvider
 from runner.providers.gvisor import RUNSC
 from runner.providers.local import LocalProvider
+from runner.sandbox.docker_api import Engine
 from runner.store.sqlite import open_store
 from tests.support import effects
 from tests.support.fake_provider import FakeProvider, Script, Scripted
@@ -153,7 +154,7 @@ def _provider(name: str, request: dict[str, Any], settings: Settings) -> Provide
         return LocalProvider(settings.home)
     if request["provider"] in ("docker", "gvisor"):
         runtime = RUNSC if request["provider"] == "gvisor" else RUNC
-        return DockerProvider(settings.home, settings.docker_host, runtime=runtime)
+        return DockerProvider(settings.home, Engine(settings.docker_host), runtime=runtime)
 
     def play(argv: Sequence[str]) -> Scripted:
         """Whatever is run leaves work behind, and a witness of it outside."""

@@ -50,9 +50,9 @@ def make(kind: str, home: Path, grace: float) -> Provider:
         ORDINARY: lambda: LocalProvider(home, grace=grace, own_users=False),
         PROCESS: lambda: ProcessProvider(home, grace=grace),
         FAKE: lambda: FakeProvider(home, _scripted, grace=grace),
-        DOCKER: lambda: OnTestImage(home, dockerd.host(), grace=grace, runtime=RUNC),
+        DOCKER: lambda: OnTestImage(home, Engine(dockerd.host()), grace=grace, runtime=RUNC),
         VOLUMES: lambda: VolumesOnTestImage(home, Engine(dockerd.host()), grace=grace),
-        GVISOR: lambda: OnTestImage(home, dockerd.host(), grace=grace, runtime=RUNSC),
+        GVISOR: lambda: OnTestImage(home, Engine(dockerd.host()), grace=grace, runtime=RUNSC),
     }
     return kinds[kind]()
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import Struct
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic.config import JsonDict
 
 from runner.core.ids import IMAGE, is_image
 from runner.core.sanitize import excerpt
@@ -137,7 +138,7 @@ def _model(text: str) -> str:
     return text
 
 
-def _image(text: str) -> str:
+def image_name(text: str) -> str:
     if not is_image(text):
         raise ValueError("the name or id of an image such as `node:22`")
     return text
@@ -261,11 +262,8 @@ ModelName = Annotated[
     AfterValidator(_model),
     Field(json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}),
 ]
-ImageName = Annotated[
-    str,
-    AfterValidator(_image),
-    Field(json_schema_extra={"pattern": f"^(?:{IMAGE.pattern})$"}),
-]
+IMAGE_SCHEMA: JsonDict = {"pattern": f"^(?:{IMAGE.pattern})$"}
+ImageName = Annotated[str, AfterValidator(image_name), Field(json_schema_extra=IMAGE_SCHEMA)]
 ModelNames = Annotated[
     list[ModelName], AfterValidator(no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})
 ]

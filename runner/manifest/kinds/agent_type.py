@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.config import JsonDict
+from pydantic_core import CoreSchema, PydanticKnownError
 
 from runner.core.errors import nearest
 from runner.manifest.cli_tools import CLI_TOOLS
 from runner.manifest.kinds._fields import (
+    IMAGE_SCHEMA,
     Body,
     Command,
     Cpus,
@@ -33,6 +43,7 @@ from runner.manifest.kinds._fields import (
     ToolName,
     VariableName,
     Word,
+    image_name,
     no_repeats,
 )
 
@@ -98,6 +109,7 @@ class Prompt(Shape):
 class Timeouts(Shape):
     """Time limit of each step."""
 
+    pull: Duration = Field(description="Time limit of pulling the image, which `provision` gets in addition.")
     provision: Duration = Field(description="Time limit of making the workspace.")
     clone: Duration = Field(description="Time limit of the clone.")
     setup: Duration = Field(description="All setup commands together.")
@@ -184,6 +196,32 @@ class Setup(Shape):
     )
 
 
+class BaseImage(Shape):
+    """Image whose system the commands see."""
+
+    ref: ImageName = Field(description="Name or id of the image.")
+    pull: Literal["missing", "always", "never"] = Field(
+        "missing",
+        description="Asks the registry when the provider does not have the image, each time that a plan is made, or"
+        " never. A plan pins the digest and downloads nothing; the run that needs the image pulls it.",
+    )
+
+
+def _name_or_block(value: Any, validate: ValidatorFunctionWrapHandler) -> BaseImage:
+    """Read the name of an image as a block; an error in it has the field's own place."""
+    if isinstance(value, str):
+        return BaseImage(ref=image_name(value))
+    if not isinstance(value, dict):
+        raise PydanticKnownError("string_type")
+    block: BaseImage = validate(value)
+    return block
+
+
+class _NameOrBlock:
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", **IMAGE_SCHEMA}, handler(core)]}
+
+
 class WarmPool(Shape):
     """Workspaces that run before a run needs them."""
 
@@ -207,8 +245,8 @@ class Workspace(Shape):
     network: Literal["none"] = Field(description="Network that the workspace may reach.")
     repo_source: RepoSource = Field(description="Source of the code.")
     checkout_on_start: bool = Field(description="Clones the code; `false` starts with an empty workspace.")
-    base_image: ImageName | None = Field(
-        None, description="Image whose system the commands see, by a name or id that the provider has; never pulled."
+    base_image: Annotated[BaseImage, WrapValidator(_name_or_block), _NameOrBlock()] | None = Field(
+        None, description="Image whose system the commands see: its name or id, or a block that says when it is pulled."
     )
     resource_limits: ResourceLimits = Field(description="Resource limits of the workspace.")
     setup_commands: list[Command] = Field(description="Commands that prepare the workspace, in order.")

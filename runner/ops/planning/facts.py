@@ -156,14 +156,13 @@ class _Look(Struct):
         )
 
     async def _image(self, want: FactsRequest, known: str | None) -> str | None:
-        """Return the id of a run's image, the ``known`` one if it is there; ``None`` when no available provider has
-        images.
-        """
+        """Return what pins a run's image, which stays the ``known`` one; ``None`` without a provider that has images."""
+        when = "missing" if known and want.pull == "always" else want.pull
         for provider in self._with_images(want):
             try:
-                return await provider.image(known or want.base_image or "")
+                return await provider.image(known or want.base_image or "", when)
             except ImageMissing as error:
-                if known is None:
+                if known is None or error.passes:
                     raise
                 raise StalePlan(f"the image that was planned is gone: {error.message}", hint="plan again") from error
         return None

@@ -33,7 +33,7 @@ def manifest_of(triage: TriageRequest) -> str:
     workspace: dict[str, Value] = {
         "enabled": True,
         "providers": list(triage.providers),
-        **({"base_image": triage.image} if triage.image else {}),
+        **_image(triage),
         "repo_source": {"type": "none"},
         "resource_limits": limits,
         **({"toolchains": list(triage.toolchains)} if triage.toolchains else {}),
@@ -101,6 +101,12 @@ def store_manifest(text: str, settings: Settings) -> Path:
     except OSError as error:
         raise StoreFailed(f"`{folder}` cannot be written: {error.strerror}", hint="set RUNNER_HOME") from error
     return path
+
+
+def _image(triage: TriageRequest) -> dict[str, Value]:
+    if triage.image is None:
+        return {}
+    return {"base_image": {"ref": triage.image, "pull": "never"} if triage.has_own_image else triage.image}
 
 
 def _literal(text: str) -> str:

@@ -24,7 +24,7 @@ from runner.ops.planning.agent_programs import install_hint, shows_host
 from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.ops.triage.options import OF_INCIDENT
 from runner.ops.triage.place import program_of
-from runner.ops.triage.request import IMAGE, TriageRequest
+from runner.ops.triage.request import TriageRequest
 
 DELEGATED = "systemd-run --user --scope -p Delegate=yes"
 _FIELDS = {  # of the manifest, by the option that fills them
@@ -62,8 +62,7 @@ def _name_option(finding: RunnerError, triage: TriageRequest) -> None:
     if option is not None:
         finding.message, finding.at = f"{triage.given_as.get(option, option)}: {finding.message}", None
     if isinstance(finding, ImageMissing):
-        own = (triage.image or "").partition(":")[0] == IMAGE
-        get = "runner image build" if own else f"docker pull {excerpt(triage.image or '')}"
+        get = "runner image build" if triage.has_own_image else finding.hint
         finding.hint = f"{get}, or --provider local with the CLIs of this host"
     elif isinstance(finding, ProviderUnavailable) and not shows_host(triage.providers[0]):
         finding.hint = f"{finding.hint or 'see `runner doctor`'}; or --provider local with the CLIs of this host"

@@ -28,7 +28,7 @@ from runner.ops.planning.refusals import outside_of, refusals
 from runner.ops.triage.manifest import manifest_of
 from runner.ops.triage.place import program_of
 from runner.ops.triage.plan import plan_triage
-from runner.ops.triage.request import IMAGE, NOWHERE, TriageRequest
+from runner.ops.triage.request import NOWHERE, TriageRequest
 from runner.ports.agent import ModelAgent
 from runner.ports.cluster import ClusterGrant, ClusterPermissions
 from runner.ports.gateway import Api
@@ -183,10 +183,11 @@ async def _place(triage: TriageRequest, settings: Settings) -> list[PreflightChe
         return [PreflightCheck("provider", False, f"{name}: {probe.reason}", probe.hint)]
     found = [PreflightCheck("provider", True, f"{name}, isolation {probe.isolation.value}")]
     if triage.image is not None and isinstance(provider, Images):
+        own = triage.has_own_image
         try:
-            image = await provider.image(triage.image)
+            image = await provider.image(triage.image, "never" if own else "missing")
         except ImageMissing as error:
-            hint = "runner image build" if triage.image.partition(":")[0] == IMAGE else f"docker pull {triage.image}"
+            hint = "runner image build" if own else error.hint
             return [*found, PreflightCheck("image", False, error.message, hint)]
         return [*found, PreflightCheck("image", True, f"{triage.image} {image[:19]}")]
     return [*found, _program(triage)]

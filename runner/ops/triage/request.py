@@ -68,3 +68,8 @@ class TriageRequest(Confidential, frozen=True):
     form: str = "text"
     new_incident: Mapping[str, Any] | None = None
     given_as: Mapping[str, str] = {}
+
+    @property
+    def has_own_image(self) -> bool:
+        """Tell whether the image is one that ``runner image build`` makes, which no registry has."""
+        return (self.image or "").partition(":")[0] == IMAGE

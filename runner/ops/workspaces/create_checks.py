@@ -24,7 +24,7 @@ from runner.steps.provision.run import enforceable
 
 
 class ChosenProvider(Struct, frozen=True):
-    """A provider, its probe here, and the id of the image to use, if any."""
+    """A provider, its probe here, and what pins the image to use, if any."""
 
     provider: Provider
     probe: Probe
@@ -56,8 +56,8 @@ async def choose_provider(env: WorkspaceEnv, name: str | None, image: str | None
         probe = await provider.probe()
         why = _unfit(probe, image, adopting=adopting)
         if why is None:
-            id = await provider.image(image) if image is not None and isinstance(provider, Images) else None
-            return ChosenProvider(provider, probe, id)
+            pin = await provider.image(image) if image is not None and isinstance(provider, Images) else None
+            return ChosenProvider(provider, probe, pin)
         refused.append(f"`{each}`: {why}")
         hints += [probe.hint] if probe.hint else []
     hint = hints[0] if hints else "name another with --provider; see `runner doctor`"

@@ -47,7 +47,7 @@ from runner.ops.workspaces.leases import LeaseState, ask_to_end, states_of
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, ResolvedRef, Snapshot, SnapshotOptions
-from runner.ports.provider import Provider, WorkspaceRequest
+from runner.ports.provider import Images, Provider, WorkspaceRequest
 from runner.ports.store import ProjectRow, Store, WorkspaceRow
 from runner.runtime.agents_file import replace_in_project
 from runner.runtime.context import read_input, write_new
@@ -187,6 +187,8 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
     async with hold(env, row, "create", intent=requested) as held:
         try:
             check_limit(settings.max_workspaces, await env.store.workspaces(), id)
+            if chosen.image is not None and options.image is not None and isinstance(chosen.provider, Images):
+                await chosen.provider.pull(chosen.image, options.image)
             await _make(held, chosen.provider, project, tip)
         except BaseException as error:
             with trio.CancelScope(shield=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from runner.core.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits
+from runner.core.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits, Pull
 from runner.plan.model import Step
 from runner.spec.incident import incident_advice
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec, Warm
@@ -16,7 +16,8 @@ ANEW = True
 class ProvisionBody(Struct, frozen=True):
     """``must`` are the features without which a provider of the chain is refused when it is opened.
 
-    ``agents_file`` is for the project's directory when that is ``shared``, else for the tree. ``image`` is an id.
+    ``agents_file`` is for the project's directory when that is ``shared``, else for the tree. ``image`` is what
+    ``base_image`` means, by digest or id, and is downloaded unless ``pull`` is never.
     """
 
     providers: tuple[str, ...]
@@ -33,6 +34,8 @@ class ProvisionBody(Struct, frozen=True):
     agents_file: ContextFile | None
     image: str | None
     warm: Warm
+    base_image: str | None = None
+    pull: Pull = "never"
     skills: tuple[tuple[str, ContextFile], ...] = ()
     advice: tuple[tuple[str, str], ...] = ()  # code and message: what is to be said of the incident
 
@@ -59,7 +62,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         what=f"{_chain(spec, facts)}{_place(spec, facts)}{_warm(spec)}",
         phase="work",
         needs=needs,
-        deadline_seconds=spec.timeouts["provision"],
+        deadline_seconds=spec.timeouts["provision"] + (spec.timeouts["pull"] if spec.pull != "never" else 0),
         origin=spec.origins["provision"],
         repeated_on_fallback=True,
         body=ProvisionBody(
@@ -77,6 +80,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             found.agents_file if spec.shared or spec.checkout is None else None,
             found.image,
             spec.warm,
+            spec.base_image,
+            spec.pull,
             tuple(sorted(found.skills.items())),
             tuple((one.code, one.message) for one in incident_advice(found)),
         ),

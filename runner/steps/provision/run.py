@@ -22,7 +22,7 @@ from runner.core.errors import (
 from runner.core.model import Feature, Handle, Limits, Outcome, PoolMissReason, SlotKey, succeeded
 from runner.core.sanitize import excerpt
 from runner.events import events as ev
-from runner.ports.provider import Probe, Provider, WorkspaceRequest
+from runner.ports.provider import Images, Probe, Provider, WorkspaceRequest
 from runner.runtime.agents_file import place_in_project, place_in_tree
 from runner.runtime.context import RunContext, read_input, write_new
 from runner.safefs.safe_open import open_beneath
@@ -106,6 +106,8 @@ async def _create(body: ProvisionBody, run: RunContext, provider: Provider, prob
     try:
         await run.deps.room(name)
         handle = await _warm(body, run, provider, probe, request)
+        if handle is None:
+            await run.retry("pulling the image", partial(_pull, body, run, provider))
         handle = handle or await run.retry("making the workspace", partial(provider.create, request))
     except (PlatformError, WorkspaceLimit) as error:
         await run.emit(ev.ResourceRemoved(STEP, "workspace", name))
@@ -116,6 +118,18 @@ async def _create(body: ProvisionBody, run: RunContext, provider: Provider, prob
     run.workspace.attach(provider, probe, handle)
     await run.emit(ev.ResourceCreated(STEP, "workspace", name), ev.ProviderChosen(provider.name, probe.isolation))
     return None
+
+
+async def _pull(body: ProvisionBody, run: RunContext, provider: Provider) -> None:
+    """Download the image unless it is here."""
+    if body.image is None or body.pull == "never" or not isinstance(provider, Images):
+        return
+    name = body.base_image or body.image
+
+    async def report(received: int, expected: int) -> None:
+        await run.emit(ev.ImagePullProgressed(STEP, name, received, expected))
+
+    await provider.pull(body.image, name, report)
 
 
 async def _warm(

@@ -122,7 +122,18 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     },
     **{
         ("AgentType", f"timeouts.{step}"): (("timeouts",), {step: "7s"})
-        for step in ("provision", "clone", "setup", "preload", "agent", "post_hook", "scan", "snapshot", "verify")
+        for step in (
+            "pull",
+            "provision",
+            "clone",
+            "setup",
+            "preload",
+            "agent",
+            "post_hook",
+            "scan",
+            "snapshot",
+            "verify",
+        )
     },
     ("AgentType", "stop_budget"): (("stop_budget",), "7s"),
     ("AgentType", "post_hooks"): (("post_hooks",), ["false"]),
@@ -149,7 +160,11 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("AgentType", "workspace.protected_paths"): (("workspace", "protected_paths"), ["README"]),
     ("AgentType", "workspace.toolchains"): (("workspace", "toolchains"), ["/usr"]),
     ("AgentType", "workspace.dependencies"): (("workspace", "dependencies"), ["node_modules"]),
-    ("AgentType", "workspace.base_image"): (("workspace", "base_image"), "team/agent:3"),
+    ("AgentType", "workspace.base_image.ref"): (("workspace", "base_image"), "team/agent:3"),
+    ("AgentType", "workspace.base_image.pull"): (
+        ("workspace", "base_image"),
+        {"ref": "team/agent:3", "pull": "always"},
+    ),
     ("AgentType", "workspace.warm_pool.size"): (("workspace", "warm_pool"), {"size": 3}),
     ("Policy", "allowed_paths"): (("allowed_paths",), ["src/**"]),
     ("Policy", "forbidden_patterns"): (("forbidden_patterns",), ["**/*.tfstate"]),

@@ -122,7 +122,18 @@ async def test_only_the_workspace_is_made_anew_in_any_case(project: Project, rep
 
 UNDECIDING = {  # fields that are no inputs: their content is, they follow from others, or say how long and where
     "provision": {
-        *("providers", "incident", "inputs_in_tree", "script", "unprotected", "agents_file", "warm", "skills", "advice")
+        *(
+            "providers",
+            "incident",
+            "inputs_in_tree",
+            "script",
+            "unprotected",
+            "agents_file",
+            "warm",
+            "skills",
+            "advice",
+        ),
+        *("base_image", "pull"),
     },
     "clone": {"path", "policies", "within"},
     "setup": {"command_seconds"},

@@ -63,7 +63,7 @@ def test_without_flags_it_is_claude_for_ten_minutes_in_the_image(incident: Path,
     agent, run = made["AgentType"], made["IncidentRun"]
     assert (agent["agent"], agent.get("model"), agent["skills"]) == ("claude", None, ["k8s-troubleshooter"])
     assert agent["workspace"]["providers"] == ["docker"]
-    assert agent["workspace"]["base_image"] == "k8s-triage-agent"
+    assert agent["workspace"]["base_image"] == {"ref": "k8s-triage-agent", "pull": "never"}
     assert agent["workspace"]["resource_limits"] == {"memory": "2g"}
     assert (run["timeout"], run["incident"], run["prompt"]) == ("600", {"directory": str(incident)}, PROMPT)
     assert run["context"] == {"preload": ["incident"]}
