@@ -118,8 +118,8 @@ class Missing(Struct, frozen=True):
 class RunFacts(Struct, frozen=True, kw_only=True):
     """Facts of one run; names of files are those shown to people.
 
-    ``policy`` is the one of its repository, ``image`` what pins its image, ``agents_file`` the ``AGENTS.md`` of its project.
-    ``incident`` is the incident's document for templates, and ``incident_files`` are ``None`` without an incident;
+    ``policy`` is the one of its repository, ``image`` what pins its image, ``agents_file`` the ``AGENTS.md`` of its
+    project. ``incident`` is the incident's document for templates, and ``incident_files`` are ``None`` without one;
     ``left_out`` says which of its files no agent sees. ``skills`` are files by their paths below the skill's name.
     Resolving reports what is ``missing`` at its place, and with any of it there is no plan.
     """

@@ -156,7 +156,7 @@ class _Look(Struct):
         )
 
     async def _image(self, want: FactsRequest, known: str | None) -> str | None:
-        """Return what pins a run's image, which stays the ``known`` one; ``None`` without a provider that has images."""
+        """Return what pins a run's image, or the ``known`` pin; ``None`` without a provider that has images."""
         when = "missing" if known and want.pull == "always" else want.pull
         for provider in self._with_images(want):
             try:

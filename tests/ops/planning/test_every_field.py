@@ -123,7 +123,6 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     **{
         ("AgentType", f"timeouts.{step}"): (("timeouts",), {step: "7s"})
         for step in (
-            "pull",
             "provision",
             "clone",
             "setup",
@@ -221,8 +220,9 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
 
 ORIGINS = ("origin", "origins")
 
-# These decide about providers that cannot enforce something, or about what a run does not say itself.
+# These decide about providers that cannot enforce something or have images, or about what a run does not say itself.
 ELSEWHERE = {
+    ("AgentType", "timeouts.pull"),
     ("Project", "agent_type"),
     ("AgentType", "workspace.network"),
     ("AgentType", "workspace.resource_limits.enforcement"),
