@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from runner.core.errors import KeyInside, ProtectedIgnored, RunnerError, Unenforceable, WorkspaceDisabled
+from runner.core.errors import BadValue, KeyInside, ProtectedIgnored, RunnerError, Unenforceable, WorkspaceDisabled
 from runner.core.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass
 from runner.core.plural import plural
 from runner.core.settings import Settings
@@ -145,6 +145,12 @@ def _faults(selected: Selected, found: RunFacts) -> Iterator[RunnerError]:
             f"`{selected.agent_type.name}` has no workspace, so nothing can run in it",
             at=selected.run.place("agent_type"),
             hint="set workspace.enabled: true in the agent type",
+        )
+    if selected.spec.debug and selected.agent.agent == "script":
+        yield BadValue(
+            f"the agent of `{selected.agent_type.name}` is a script, which has no session to keep",
+            at=selected.run.place("debug"),
+            hint="leave `debug` out: what a script prints is in the logs of its step",
         )
     yield from missing_faults(selected, found.missing)
     yield from _sharing(selected)

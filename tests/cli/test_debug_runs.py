@@ -249,15 +249,6 @@ async def test_a_missing_hook_is_a_warning_without_debug_too(
     assert "there is no runners/claude-post.sh" in warned(record)
 
 
-async def test_a_script_has_no_session_to_keep(project: Project) -> None:
-    project.script("true", run="debug: true")
-
-    record = project.succeed()
-
-    assert record["warnings"] == []
-    assert all(step["id"] != "session" for step in record["steps"])
-
-
 @pytest.mark.scenario("TRI-26")
 async def test_the_agents_hook_comes_after_those_of_its_type_and_the_run_and_after_a_timeout(
     project: Project, tools: Path, claude: Path

@@ -303,6 +303,14 @@ async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project
 
 
 @pytest.mark.scenario("BEY-01", only="each field changes the plan")
+@pytest.mark.parametrize(("kind", "field"), sorted(OF_MODELS))
+async def test_what_a_script_cannot_do_is_refused(stage: Project, kind: str, field: str) -> None:
+    path, value = CHANGES[kind, field]
+
+    assert "rejected: " in await outcome(stage, {**BASE, kind: changed(path, value, BASE[kind])})
+
+
+@pytest.mark.scenario("BEY-01", only="each field changes the plan")
 async def test_the_agent_type_of_a_project_is_that_of_runs_that_name_none(stage: Project) -> None:
     run = {key: value for key, value in BASE["IncidentRun"].items() if key != "agent_type"}
     plans = [
