@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from runner.agents._lines import last_line, tail
+from runner.core.last_line import last_line, tail
 from runner.core.model import Command, CommandStatus, Exit, Outcome, Reason, Status, Usage, failed, succeeded
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
@@ -67,7 +67,7 @@ class CliAgent(Struct, frozen=True):
     ``read_turn`` makes a ``TurnState`` of the lines of standard output, ``read_commands`` lists the commands in them,
     and ``display_line`` is ``Agent.display`` of such a line. ``transcript`` matches the paths in the home directory
     that are kept. ``exit_reasons`` are for exit statuses when its stream has no reason; an error line that ``noise``
-    matches is skipped. ``package`` is its npm package.
+    matches is skipped. The rest is as in ``ModelAgent``.
     """
 
     program: str
@@ -81,6 +81,12 @@ class CliAgent(Struct, frozen=True):
     autorun_paths: tuple[str, ...] = ()
     exit_reasons: Mapping[int, Reason] = {}
     noise: re.Pattern[bytes] | None = None
+    tools: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+    native_names: Mapping[str, str] = {}
+    variables: tuple[str, ...] = ()
+    model_variable: str | None = None
+    image_files: Mapping[str, str] = {}
 
     def display(self, line: str) -> str | None:
         value = line_of(line.encode())

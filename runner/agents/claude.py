@@ -21,6 +21,13 @@ _NOT_STARTED = "<tool_use_error>"  # before it began
 _REFUSED = (f"{_NOT_STARTED}Blocked", "No such tool available", "requested permissions to", "Permission to use")
 _KILLED = ("Exit code 137", "Exit code 143")
 _ENDS = {"error_max_turns": Reason.TURNS, "error_max_budget_usd": Reason.BUDGET}
+# Of many names, from documentation and older versions, those that the stream of 2.1.330 lists when `--tools` asks.
+_TOOLS = (
+    "Bash", "CronCreate", "CronDelete", "CronList", "Edit", "EnterWorktree", "ExitWorktree", "Glob", "Grep",
+    "ListAgents", "Monitor", "NotebookEdit", "Read", "ReportFindings", "ScheduleWakeup", "SendMessage", "Skill",
+    "Task", "TaskCreate", "TaskGet", "TaskList", "TaskStop", "TaskUpdate", "ToolSearch", "WebFetch", "WebSearch",
+    "Workflow", "Write",
+)  # fmt: skip
 _QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
@@ -136,4 +143,8 @@ agent = CliAgent(
     display_line=claude_text,
     read_commands=_commands,
     transcript=re.compile(r"\.claude/projects/[\w.-]+/[\w-]+(/subagents/[\w.-]+)?\.jsonl", re.ASCII),
+    tools=_TOOLS,
+    writers=("Bash", "Write", "Edit", "NotebookEdit"),
+    variables=("ANTHROPIC_", "CLAUDE_"),
+    model_variable="CLAUDE_MODEL",
 )

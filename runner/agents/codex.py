@@ -97,4 +97,5 @@ agent = CliAgent(
     display_line=codex_text,
     read_commands=_commands,
     transcript=re.compile(r"\.codex/sessions/\d{4}/\d\d/\d\d/rollout-[\w-]+\.jsonl", re.ASCII),
+    variables=("CODEX_", "OPENAI_"),
 )

@@ -43,6 +43,18 @@ _BLOCKED = "Blocked: "
 _LOOP = "Loop detected"
 
 
+# `ALL_BUILTIN_TOOL_NAMES` of 0.61.0, without those that need a person at the terminal.
+_TOOLS = (
+    "activate_skill", "get_internal_docs", "glob", "google_web_search", "grep_search", "invoke_agent",
+    "list_directory", "list_mcp_resources", "read_file", "read_many_files", "read_mcp_resource", "replace",
+    "run_shell_command", "update_topic", "web_fetch", "write_file", "write_todos",
+)  # fmt: skip
+_NATIVE = {  # its names for the tools of the triage document
+    "Bash": "run_shell_command", "Edit": "replace", "Glob": "glob", "Grep": "grep_search", "Read": "read_file",
+    "Skill": "activate_skill", "Write": "write_file",
+}  # fmt: skip
+
+
 def _set_up(access: ModelAccess) -> AgentSetup:
     project = relpath(f"{access.workspace}/GEMINI.md", f"{access.home}/.gemini")
     settings: dict[str, object] = {
@@ -164,4 +176,9 @@ agent = CliAgent(
     exit_reasons={41: Reason.AUTH, 173: Reason.QUOTA},  # no key; 429 as a status of one byte
     noise=re.compile(rb"Project hooks disabled|\[STARTUP\]"),
     transcript=re.compile(r"\.gemini/tmp/[\w.-]+/chats/session-[\w.-]+\.jsonl", re.ASCII),
+    tools=_TOOLS,
+    writers=("run_shell_command", "write_file", "replace"),
+    native_names=_NATIVE,
+    variables=("GEMINI_", "GOOGLE_"),
+    image_files={"GEMINI.md": "GEMINI.md"},
 )

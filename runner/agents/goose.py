@@ -115,4 +115,6 @@ agent = CliAgent(
     read_commands=_commands,
     transcript=re.compile(r"\.local/share/goose/exports/[\w-]+\.json", re.ASCII),
     autorun_paths=(".agents/plugins",),
+    variables=("GOOSE_",),
+    image_files={".goosehints": ".goosehints", ".config/goose/config.yaml": "goose-config.yaml"},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.agents._lines import last_line, tail
+from runner.core.last_line import last_line, tail
 from runner.core.model import Outcome, Reason, Status, failed, succeeded
 from runner.ports.agent import Agent, AgentResult
 

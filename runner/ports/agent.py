@@ -56,20 +56,26 @@ class AgentSetup(Struct, frozen=True):
 
     ``files`` are written for its user only, by their paths in the home directory; ``login`` is a command that gets
     the key on standard input; ``env`` is added to the environment of both commands. ``context`` maps paths in the
-    home directory, where the CLI looks for context, to the names of files in ``runners/context``.
+    home directory, where the CLI looks for context, to the names of files in ``runners/context``; it looks for skills
+    in ``skill_folders``.
     """
 
     env: Mapping[str, str]
     files: Mapping[str, str] = {}
     login: tuple[str, ...] = ()
     context: Mapping[str, str] = {}
+    skill_folders: tuple[str, ...] = (".claude/skills", ".agents/skills")
 
 
 @runtime_checkable
 class ModelAgent(Agent, Protocol):
     """An agent that works with a model. ``program`` is the name of its CLI, and ``package`` the npm package.
 
-    ``autorun_paths`` are those in a repository from which its CLI runs code, which no setting can prevent.
+    ``autorun_paths`` are those in a repository from which its CLI runs code, which no setting can prevent. ``tools``
+    are the CLI's own tools by name, if it can be told which to have, and ``writers`` those that write files.
+    ``native_names`` are its names for tools that triage calls otherwise. ``variables`` are prefixes of what the CLI
+    reads from its environment; ``model_variable`` is the one that names the model of a triage. ``image_files`` maps
+    places in the home directory of the agents' image to files in ``runners/context``.
     """
 
     @property
@@ -83,6 +89,24 @@ class ModelAgent(Agent, Protocol):
 
     @property
     def autorun_paths(self) -> tuple[str, ...]: ...
+
+    @property
+    def tools(self) -> tuple[str, ...]: ...
+
+    @property
+    def writers(self) -> tuple[str, ...]: ...
+
+    @property
+    def native_names(self) -> Mapping[str, str]: ...
+
+    @property
+    def variables(self) -> tuple[str, ...]: ...
+
+    @property
+    def model_variable(self) -> str | None: ...
+
+    @property
+    def image_files(self) -> Mapping[str, str]: ...
 
     def set_up(self, access: ModelAccess) -> AgentSetup: ...
 

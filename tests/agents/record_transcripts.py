@@ -29,7 +29,6 @@ import trio
 from msgspec.structs import asdict, replace
 
 import runner.agents
-from runner.agents import read_command
 from runner.agents._cli import CliAgent
 from runner.core import plugins
 from runner.core.model import Budget, Exit
@@ -40,6 +39,7 @@ from runner.gateway.gateway import open_session
 from runner.ports.agent import AgentResult, ModelAccess
 from runner.ports.gateway import ModelGrant
 from runner.ports.provider import Paths
+from runner.runtime.subrunner import read_command
 from runner.steps.agent.home import furnish
 from tests.cli.test_agent_clis import PLACE
 

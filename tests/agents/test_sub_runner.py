@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.agents._subrunner import MAX_LINE, read_command
 from runner.core.errors import SubRunnerContract
 from runner.core.settings import shipped
+from runner.runtime.subrunner import MAX_LINE, read_command
 
 PATH = {"PATH": os.defpath}
 

@@ -13,7 +13,6 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from runner.agents import read_command
 from runner.core.compiled_programs import Program
 from runner.core.model import Handle
 from runner.core.settings import shipped
@@ -22,6 +21,7 @@ from runner.events import events as ev
 from runner.guest import build
 from runner.ports.provider import SandboxSpec
 from runner.providers.local import LocalProvider
+from runner.runtime.subrunner import read_command
 from runner.steps.agent.run import SMALL_PROMPT
 from tests.support.fake_provider import FakeProvider
 from tests.support.situations import Project

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from runner.agents import read_command
 from runner.core.errors import OutOfMemory, ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Status
 from runner.core.settings import shipped
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.plan.model import RunPlan
+from runner.runtime.subrunner import read_command
 from runner.spec.model import ContextFile
 from runner.steps.preload.plan import PreloadBody
 from runner.steps.provision.plan import ProvisionBody

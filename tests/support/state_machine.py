@@ -6,7 +6,6 @@ import itertools
 import secrets
 from collections.abc import Callable, Sequence
 
-from runner.agents import read_command
 from runner.agents.script import agent
 from runner.cluster.clusters import Clusters
 from runner.core.ids import run_id
@@ -21,6 +20,7 @@ from runner.ops.planning.facts import open_provider
 from runner.ops.planning.make_plan import make_plan
 from runner.plan.model import RunPlan
 from runner.runtime.context import RunDependencies, RunPaths
+from runner.runtime.subrunner import read_command
 from runner.store.memory import MemoryStore
 from tests.support.situations import Project
 

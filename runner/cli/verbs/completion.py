@@ -88,7 +88,7 @@ def _known() -> dict[str, Sequence[str]]:
     from runner.report.rules import rules
 
     return {
-        "--agent NAME": [name for name in plugins.names(runner.agents) if name != "script"],
+        "--agent NAME": [name for name in plugins.known(runner.agents) if name != "script"],
         "--provider NAME": provider_names(),
         "--probe PROVIDER": provider_names(),
         "--status STATUS": STATES,

@@ -6,12 +6,13 @@ A validator that spans fields raises ``Fault`` with the name of the field at fau
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import Struct
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from runner.core.ids import IMAGE, is_image
 from runner.core.sanitize import excerpt
@@ -288,3 +289,24 @@ VariableName = Annotated[
     str, AfterValidator(_variable_name), Field(json_schema_extra={"pattern": f"^{_VARIABLE.pattern}$"})
 ]
 Isolation = Literal["none", "namespaces", "kernel", "vm"]
+
+
+def one_of(names: Callable[[], Iterable[str]], more: Callable[[], Iterable[str]] = tuple) -> AfterValidator:
+    """Return the validator of a name in a registry: one of ``names``, or of ``more``, which may take longer."""
+
+    def check(name: str) -> str:
+        if name not in (known := [*names()]) and name not in (others := [*more()]):
+            expected = ", ".join(f"'{one}'" for one in others or known)
+            raise PydanticCustomError("literal_error", "not one of {expected}", {"expected": expected})
+        return name
+
+    return AfterValidator(check)
+
+
+def listing(names: Callable[[], Iterable[str]]) -> Callable[[JsonDict], None]:
+    """Return what adds names to the JSON schema of a field."""
+
+    def add(schema: JsonDict) -> None:
+        schema["enum"] = [*names()]
+
+    return add

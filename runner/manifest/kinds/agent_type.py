@@ -17,8 +17,8 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticKnownError
 
+from runner.core import plugins
 from runner.core.errors import nearest
-from runner.manifest.cli_tools import CLI_TOOLS
 from runner.manifest.kinds._fields import (
     IMAGE_SCHEMA,
     Body,
@@ -44,13 +44,32 @@ from runner.manifest.kinds._fields import (
     VariableName,
     Word,
     image_name,
+    listing,
     no_repeats,
+    one_of,
 )
 
 KIND = "AgentType"
 
 _NULL: JsonDict = {"type": "null"}
 _WRITTEN: JsonDict = {"not": _NULL}
+
+
+def _agents() -> Sequence[str]:
+    return plugins.names("runner.agents")
+
+
+def _steps_with_secrets() -> list[str]:
+    kinds = plugins.names("runner.steps")
+    return [kind for kind in kinds if plugins.fact("runner.steps", f"{kind}.plan", "TAKES_SECRETS", False)]
+
+
+def _all_agents() -> Sequence[str]:
+    return plugins.known("runner.agents")
+
+
+AgentName = Annotated[str, one_of(_agents, _all_agents), Field(json_schema_extra=listing(_agents))]
+SecretStep = Annotated[str, one_of(_steps_with_secrets), Field(json_schema_extra=listing(_steps_with_secrets))]
 
 _SOURCES = ("command", "env", "file", "keyring")  # of a secret
 _OF_MODELS = ("model", "budget", "credentials", "cli_tools")  # fields that say what an agent may use, and how
@@ -306,7 +325,7 @@ class GivenSecret(Shape):
 
     name: VariableName = Field(description="Its name: that of the variable, or of the file.")
     from_: SecretSource = Field(alias="from", description="Place of the value on the host that runs `apply`.")
-    steps: Annotated[list[Literal["setup", "agent", "post_hook", "verify"]], AfterValidator(no_repeats)] = Field(
+    steps: Annotated[list[SecretStep], AfterValidator(no_repeats)] = Field(
         min_length=1, description="The steps whose commands get it.", json_schema_extra={"uniqueItems": True}
     )
     as_: Literal["env", "file"] = Field(
@@ -334,38 +353,42 @@ class Budget(Shape):
     turns: int | None = Field(None, ge=1, description="Answers of the model.")
 
 
+def _tools(agent: str) -> tuple[str, ...]:
+    return getattr(plugins.load("runner.agents", agent).agent, "tools", ())
+
+
+def _say_what_each_agent_has(schema: JsonDict) -> None:
+    """Add the rules of a JSON schema on fields that only some built-in agents have; validators say the same."""
+    told = {agent: tools for agent in _agents() if (tools := _tools(agent))}
+    no_model: JsonDict = {
+        "script": _WRITTEN,
+        "credentials": False,
+        **dict.fromkeys(("model", "budget", "cli_tools"), _NULL),
+    }
+    schema |= {
+        "if": {"properties": {"agent": {"const": "script"}}, "required": ["agent"]},
+        "then": {"required": ["script"], "properties": no_model},
+        "else": {
+            "properties": {"script": _NULL},
+            "allOf": [
+                *(_tools_of(agent, names) for agent, names in told.items()),
+                {
+                    "if": {"not": {"properties": {"agent": {"enum": [*told]}}}},
+                    "then": {"properties": {"cli_tools": _NULL}},
+                },
+            ],
+        },
+    }
+
+
 class Spec(Body):
     """An agent and the workspace that it works in."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "if": {"properties": {"agent": {"const": "script"}}, "required": ["agent"]},
-            "then": {
-                "required": ["script"],
-                "properties": {
-                    "script": _WRITTEN,
-                    "model": _NULL,
-                    "budget": _NULL,
-                    "credentials": False,
-                    "cli_tools": _NULL,
-                },
-            },
-            "else": {
-                "properties": {"script": _NULL},
-                "allOf": [
-                    *(_tools_of(agent, names) for agent, names in CLI_TOOLS.items()),
-                    {
-                        "if": {"not": {"properties": {"agent": {"enum": [*CLI_TOOLS]}}}},
-                        "then": {"properties": {"cli_tools": _NULL}},
-                    },
-                ],
-            },
-        }
-    )
+    model_config = ConfigDict(json_schema_extra=_say_what_each_agent_has)
 
     singular: ClassVar[Mapping[tuple[str, ...], str]] = {("workspace", "provider"): "providers"}
 
-    agent: Literal["script", "claude", "codex", "gemini", "goose"] = Field(description="Agent CLI, or `script`.")
+    agent: AgentName = Field(description="Agent CLI, or `script`.")
     script: Script | None = Field(None, description="Script of the `script` agent.")
     model: ModelName | None = Field(None, description="The model that it works with, by a name that its service knows.")
     budget: Budget | None = Field(None, description="Budget of its model use.")
@@ -414,8 +437,8 @@ class Spec(Body):
     def _tools_of_a_cli_that_can_be_told(self) -> Spec:
         if self.cli_tools is None or self.agent == "script":
             return self
-        known = CLI_TOOLS.get(self.agent)
-        if known is None:
+        known = _tools(self.agent)
+        if not known:
             raise Faults(Fault(("cli_tools",), f"`{self.agent}` cannot be told which tools it has", "remove it"))
         faults = [
             Fault(("cli_tools", position), f"`{tool}` is not a tool of `{self.agent}`", nearest(tool, known))

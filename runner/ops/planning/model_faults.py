@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from runner.core import plugins
 from runner.core.errors import BadValue, NoWriter, RunnerError, Unpriced
-from runner.manifest.cli_tools import WRITERS
 from runner.spec.model import RunSpec
 from runner.spec.select import Selected
 
-# Where a CLI looks for its model and its own files, beside what it is given by ``prepare``.
-_OF_CLIS = ("ANTHROPIC_", "CLAUDE_", "CODEX_", "GEMINI_", "GOOGLE_", "GOOSE_", "OPENAI_")
+if TYPE_CHECKING:
+    from runner.ports.agent import ModelAgent
 
 
 def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
     """Return findings at their places. Imports are local, since most manifests have no model."""
     if spec.model is None:
         return []
-    import runner.agents
     from runner.gateway.gateway import check_prices
     from runner.ports.agent import ModelAccess, ModelAgent
     from runner.ports.gateway import ModelGrant
 
-    agent = plugins.load(runner.agents, spec.agent).agent
+    agent = plugins.load("runner.agents", spec.agent).agent
     assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
     own = agent.set_up(ModelAccess(spec.model.name, "none", "http://127.0.0.1:1")).env
     document = selected.agent_type
+    read = (*agent.variables, *(_variables() if spec.env else ()))
     found: list[RunnerError] = [
         BadValue(
             f"`{name}` decides how `{spec.agent}` works and reaches its model, which runner sets itself",
@@ -34,9 +34,9 @@ def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
             hint="leave it out; `model`, `budget` and `credentials` say what can be said",
         )
         for name in spec.env
-        if name in own or name.startswith(_OF_CLIS)
+        if name in own or name.startswith(read)
     ]
-    found += _no_writer(selected, spec)
+    found += _no_writer(selected, spec, agent)
     if not spec.model.key_inside:
         try:
             check_prices(ModelGrant(agent.api, (spec.model.name,), spec.model.budget))
@@ -45,13 +45,19 @@ def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
     return found
 
 
-def _no_writer(selected: Selected, spec: RunSpec) -> Iterator[RunnerError]:
+def _variables() -> Iterator[str]:
+    """Yield the prefixes of all that built-in CLIs read: one may use the API of another."""
+    for name in plugins.names("runner.agents"):
+        yield from getattr(plugins.load("runner.agents", name).agent, "variables", ())
+
+
+def _no_writer(selected: Selected, spec: RunSpec, agent: ModelAgent) -> Iterator[RunnerError]:
     """Return a warning if no tool of the agent can write the report that is asked for."""
     tools, report = spec.model.tools if spec.model else None, spec.verify.report if spec.verify else None
-    writers = WRITERS.get(spec.agent, ())
-    if report is None or tools is None or {*tools} & {*writers}:
+    writers = agent.writers
+    if report is None or tools is None or not writers or {*tools} & {*writers}:
         return
     given = f"with {', '.join(tools)} alone" if tools else "without a tool"
     message = f"{given} the agent cannot write `{report.path}`"
-    hint = f"add `{writers[0]}` or `{writers[1]}`"
+    hint = f"add {' or '.join(f'`{name}`' for name in writers[:2])}"
     yield NoWriter(message, at=selected.agent_type.place("cli_tools"), hint=hint)

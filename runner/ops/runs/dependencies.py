@@ -9,12 +9,11 @@ from itertools import product
 
 from msgspec.structs import asdict
 
-from runner.agents import read_command
 from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
 from runner.core.model import Fence
 from runner.core.redact import Redactor
-from runner.core.settings import Settings, shipped
+from runner.core.settings import Settings
 from runner.engine.run import Append, Uncopied
 from runner.events import events as ev
 from runner.git import open_git
@@ -26,6 +25,7 @@ from runner.ops.runs.secret_values import make_redactor
 from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.runtime.context import AgentDependencies, RunDependencies
+from runner.runtime.subrunner import read_command, script_of
 
 Advise = Callable[[RunnerError], None]  # hears of findings that stop nothing
 
@@ -40,7 +40,7 @@ def dependencies_of(
     """Build the adapters that runs of a store use; ``outside`` are those that were made before."""
 
     async def sub_runner(name: str, env: Mapping[str, str]) -> list[str]:
-        return await read_command(shipped("runners") / f"{name}.sh", env)
+        return await read_command(script_of(name), env)
 
     async def room(workspace: str) -> None:
         check_limit(settings.max_workspaces, await store.workspaces(), workspace)

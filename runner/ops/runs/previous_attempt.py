@@ -60,7 +60,7 @@ def _left_by(stored: StoredRun) -> PreviousAttempt | None:
 
 def _ended(name: str, directory: Path) -> tuple[ModelAgent, AgentResult] | None:
     out, err = (directory / "logs" / f"agent.{stream}" for stream in ("stdout", "stderr"))
-    if name not in plugins.names(runner.agents) or not out.is_file():
+    if not plugins.exists(runner.agents, name) or not out.is_file():
         return None
     agent = plugins.load(runner.agents, name).agent
     return (agent, AgentResult(Exit(), out, err)) if isinstance(agent, ModelAgent) else None

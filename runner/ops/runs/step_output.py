@@ -163,7 +163,7 @@ def translator_of(agent: str) -> Say | None:
     from runner.core import plugins
     from runner.ports.agent import ModelAgent
 
-    if agent not in plugins.names(runner.agents):
+    if not plugins.exists(runner.agents, agent):
         return None
     found = plugins.load(runner.agents, agent).agent
     return found.display if isinstance(found, ModelAgent) else None

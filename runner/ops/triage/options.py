@@ -76,10 +76,6 @@ FORMS = {
     "stream-json": "jsonl",
 }  # stream-json is what the CLIs call it
 _NO = ("", "0", "false", "no", "off")
-_NATIVE = {  # what Gemini CLI calls the tools that the document names
-    "Bash": "run_shell_command", "Edit": "replace", "Glob": "glob", "Grep": "grep_search", "Read": "read_file",
-    "Skill": "activate_skill", "Write": "write_file",
-}  # fmt: skip
 
 
 def read_request(given: Mapping[str, Any], settings: Settings, read: Callable[[], bytes], *, now: int) -> TriageRequest:
@@ -102,11 +98,12 @@ def read_request(given: Mapping[str, Any], settings: Settings, read: Callable[[]
     directory = NOWHERE if nowhere else incident_directory(options.get("workspace"), settings)
     check_names("--namespace", {"namespace": options.get("namespace")})
     check_names("--alert" if "alert" in options else "--resource", incident or {})
-    agent = _agent(options.get("agent", TriageRequest(NOWHERE).agent))
-    model = options.get("model") or (env.get("CLAUDE_MODEL") if agent == "claude" else None)
+    name = options.get("agent", TriageRequest(NOWHERE).agent)
+    agent = _agent(name)
+    model = options.get("model") or (env.get(agent.model_variable) if agent.model_variable else None)
     triage = TriageRequest(
         directory,
-        agent,
+        name,
         model=model or None,
         prompt=prompt,
         system=_system(options, env, given_as, read),
@@ -246,11 +243,12 @@ def _source(name: str, option: str) -> str:
     return f"{option} from standard input" if name == "-" else f"`{option} {excerpt(name)}`"
 
 
-def _agent(name: str) -> str:
-    known = plugins.names(runner.agents)
-    if name not in known or not _has_model(name):
-        raise UsageError(f"`{excerpt(name)}` is not an agent", hint=nearest(name, filter(_has_model, known)))
-    return name
+def _agent(name: str) -> ModelAgent:
+    found = plugins.load(runner.agents, name).agent if plugins.exists(runner.agents, name) else None
+    if isinstance(found, ModelAgent):
+        return found
+    known = filter(_has_model, plugins.importable(runner.agents))
+    raise UsageError(f"`{excerpt(name)}` is not an agent", hint=nearest(name, known))
 
 
 def _has_model(name: str) -> bool:
@@ -284,14 +282,12 @@ def _system(
     return _read_text(str(file), read, given_as["system_prompt"])
 
 
-def _tools(given: Mapping[str, Any], options: Mapping[str, Any], agent: str) -> tuple[str, ...] | None:
+def _tools(given: Mapping[str, Any], options: Mapping[str, Any], agent: ModelAgent) -> tuple[str, ...] | None:
     text = given.get("tools") if given.get("tools") is not None else options.get("tools")
     if text is None:
         return None
     names = [name.strip() for name in str(text).split(",") if name.strip()]
-    if agent == "gemini":
-        names = [_NATIVE.get(name, name) for name in names]
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(agent.native_names.get(name, name) for name in names))
 
 
 def _seconds(text: str, given_as: Mapping[str, str]) -> str:

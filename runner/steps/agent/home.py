@@ -10,20 +10,18 @@ from runner.ports.provider import Paths
 
 _TRIAGE = "k8s-troubleshooter"  # the skill that the files in ``runners/context`` are about
 
-_SKILLS = (".claude/skills", ".agents/skills")  # where one CLI or another looks
-
 # One command for all, and few programs: each that is started in a sandbox takes longer than what it does here.
-_FURNISH = f"""
+_FURNISH = """
 umask 077
-folders=$3 files=$4 skills=$2
-cd -- "$1" && shift 4 && mkdir -p -- $folders || exit
+folders=$3 files=$4 skills=$2 places=$5
+cd -- "$1" && shift 5 && mkdir -p -- $folders || exit
 while [ "$files" -gt 0 ]; do
     printf %s "$2" > "$1" || exit
     shift 2; files=$((files - 1))
 done
 [ $# -gt 0 ] || exit 0
 for name; do set -- "$@" "$skills/$name"; shift; done
-for place in {" ".join(_SKILLS)}; do ln -sfn -- "$@" "$place/" || exit; done
+for place in $places; do ln -sfn -- "$@" "$place/" || exit; done
 """
 
 
@@ -34,9 +32,9 @@ def furnish(prepared: AgentSetup, paths: Paths, skills: Sequence[str]) -> Sequen
         files |= {place: _context(name, paths) for place, name in prepared.context.items()}
     if not files and not skills:
         return ()
-    folders = {place.rpartition("/")[0] or "." for place in files}.union(_SKILLS if skills else ())
+    folders = {place.rpartition("/")[0] or "." for place in files}.union(prepared.skill_folders if skills else ())
     written = [word for pair in files.items() for word in pair]
-    given = (paths.home, paths.skills, " ".join(sorted(folders)), str(len(files)))
+    given = (paths.home, paths.skills, " ".join(sorted(folders)), str(len(files)), " ".join(prepared.skill_folders))
     return ("sh", "-c", _FURNISH, "sh", *given, *written, *skills)
 
 

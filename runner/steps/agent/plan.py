@@ -13,6 +13,7 @@ from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import CliVersion, ClusterSpec, Facts, ModelSpec, RunSpec
 
 NEEDS = (("preload", "setup", "clone", "provision"),)
+TAKES_SECRETS = True
 
 
 class AgentBody(Struct, frozen=True):

@@ -12,6 +12,7 @@ from runner.spec.model import Command, Facts, RunSpec
 from runner.steps.setup.plan import command_words
 
 NEEDS = (("agent",),)
+TAKES_SECRETS = True
 
 
 class PostHookBody(Struct, frozen=True):

@@ -22,10 +22,10 @@ from runner.core.errors import ProviderFailed, RunnerError, WorkspaceLost, first
 from runner.core.model import Command, CommandStatus, Exit, Outcome, succeeded
 from runner.core.plural import plural
 from runner.core.sanitize import escape_unprintable
-from runner.core.settings import shipped
 from runner.ports.agent import AgentResult, ModelAgent
 from runner.runtime.context import RunContext, write_new
 from runner.runtime.exec import open_logs, run_command
+from runner.runtime.subrunner import script_of
 from runner.safefs.safe_open import open_beneath, read_beneath
 from runner.steps.agent.variables import incident_id, session_id, standard
 from runner.steps.session.plan import HOOK_SECONDS, SessionBody
@@ -82,7 +82,7 @@ def _message(group: ExceptionGroup[ProviderFailed | WorkspaceLost]) -> str:
 
 
 def _hook(agent: str) -> str | None:
-    path = shipped("runners") / f"{agent}-post.sh"
+    path = script_of(agent, "-post")
     return path.read_text(encoding="utf-8") if path.exists() else None
 
 

@@ -11,6 +11,7 @@ from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import Command, Facts, RunSpec
 
 NEEDS = (("clone", "provision"),)
+TAKES_SECRETS = True
 
 
 class SetupBody(Struct, frozen=True):

@@ -11,6 +11,7 @@ from runner.spec.model import Facts, RunSpec, VerifySpec
 from runner.steps.setup.plan import command_words
 
 NEEDS = (("snapshot", "scan"),)
+TAKES_SECRETS = True
 
 
 class VerifyBody(Struct, frozen=True):

@@ -199,7 +199,7 @@ def test_context_files_must_be_there_be_this_runners_and_belong_to_the_images_us
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for source, uid in (("GEMINI.md", 1000), (".goosehints", 0)):
             text = (FOLDER.parent / "context" / source).read_bytes()
-            entry = tarfile.TarInfo(f"agent/{image.CONTEXT_FILES[source]}")
+            entry = tarfile.TarInfo(f"agent/{source}")
             entry.size, entry.uid = len(text), uid
             tar.addfile(entry, io.BytesIO(text))
 

@@ -1,6 +1,6 @@
 """Ask a sub-runner which command starts its agent.
 
-A sub-runner is a shipped script that prints one line and runs nothing. It is sourced on the host, in a
+A sub-runner is a script of this installation that prints one line and runs nothing. It is sourced on the host, in a
 Bash of its own that knows only the environment it is given; the words of its line are then executed
 inside the workspace, without a shell.
 """
@@ -10,16 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner.agents._lines import last_line
-from runner.agents._shell_words import split
+from runner.core import plugins
 from runner.core.capture import capture
 from runner.core.errors import SubRunnerContract
+from runner.core.last_line import last_line
+from runner.core.settings import shipped
+from runner.runtime.shell_words import split
 
 MAX_LINE = 1 << 20  # bytes
 _ERROR_TAIL = 4 << 10  # bytes of stderr that are looked at for its last line
 
 # -p: neither BASH_ENV nor exported functions of the environment run before the script does.
-_BASH = ("bash", "--noprofile", "--norc", "-p", "-c", 'set -euo pipefail; source "$1"', "runner")
+_BASH = ("bash", "--noprofile", "--norc", "-p", "-c", 'set -euo pipefail; source "$1"; source "$2"', "runner")
+
+
+def script_of(agent: str, suffix: str = "") -> Path:
+    """Return the place of an agent's sub-runner, or of another script of it.
+
+    Those of other distributions lie beside their module, never in a repository under work.
+    """
+    return (plugins.beside("runner.agents", agent) or shipped("runners")) / f"{agent}{suffix}.sh"
 
 
 async def read_command(script: Path, env: Mapping[str, str]) -> list[str]:
@@ -28,7 +38,8 @@ async def read_command(script: Path, env: Mapping[str, str]) -> list[str]:
     Raises ``SubRunnerContract`` unless it exits 0 having printed exactly one line of quoted words. When the call ends,
     also by cancelling, the script and its processes have been killed.
     """
-    done = await capture([*_BASH, str(script)], env, most=MAX_LINE, tail=_ERROR_TAIL, cwd="/")
+    common = str(shipped("runners") / "common.sh")
+    done = await capture([*_BASH, common, str(script)], env, most=MAX_LINE, tail=_ERROR_TAIL, cwd="/")
     line = done.out
     if len(line) > MAX_LINE:
         raise _contract_error(script, f"printed more than {MAX_LINE} bytes")
