@@ -1,11 +1,10 @@
 import os
 import subprocess
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from runner.manifest.kinds.agent_type import Spec
+from runner.core import plugins
 from tests.support.needs import SHELLCHECK
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +28,7 @@ def test_sub_runners_pass_their_own_check_in_bash() -> None:
 
 @pytest.mark.scenario("TRI-24")
 def test_every_agent_has_a_sub_runner_on_common_ground() -> None:
-    agents = get_args(Spec.model_fields["agent"].annotation)
+    agents = plugins.names("runner.agents")
 
     for agent in agents:
         assert '/common.sh"' in (ROOT / "runners" / f"{agent}.sh").read_text()
