@@ -52,8 +52,11 @@ def plain(value: object) -> Any:
 
 
 def canonical(value: object) -> bytes:
-    """Return the one spelling of a value: JSON with sorted keys and no white space, in UTF-8."""
-    return encode(plain(value), order="sorted")  # plain, since only text can be a key that is sorted
+    """Return the one spelling of a value: JSON with sorted keys and sets and no white space, in UTF-8."""
+    try:
+        return encode(value, order="sorted")
+    except TypeError:  # only keys that are text can be sorted
+        return encode(plain(value), order="sorted")
 
 
 def digest(value: object) -> str:

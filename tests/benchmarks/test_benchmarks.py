@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import bench_cli, bench_engine
+from tests.benchmarks import bench_cli, bench_engine, bench_plan
 from tests.benchmarks.measure import doit
 from tests.benchmarks.sizes import SMALL
 from tests.support import dockerd
@@ -69,3 +69,10 @@ def test_a_step_of_a_run_costs_less_than_a_task_of_doit(
     needs: Callable[[int], bench_engine.Needs], others: str
 ) -> None:
     assert bench_engine.whole(needs(10_000)) < doit(10_000, others) * 1e6 / 10_000
+
+
+@pytest.mark.parametrize("steps", [12_000, 122_000])
+def test_a_plan_costs_less_than_doits_list_of_the_same_graph(tmp_path: Path, steps: int) -> None:
+    spec, facts = bench_plan.one_spec(tmp_path)
+
+    assert bench_plan.compiled(spec, facts, steps)[0] < doit(steps, bench_plan.NEEDS, "list", "--all", "--quiet")
