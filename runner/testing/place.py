@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import trio
 
+from runner.core import plugins
 from runner.core.model import Handle, IsolationClass
-from runner.ports.provider import Probe, Process, Provider, SandboxSpec, Workspace
+from runner.core.settings import Settings
+from runner.ports.provider import STOP_GRACE, Probe, Process, Provider, SandboxSpec, Workspace
 from runner.testing.outside import OURS, marked
 
+ROOM = "runner.providers"
 GRACE = 0.4
 MIB = 1 << 20
 
@@ -40,7 +44,7 @@ class Candidate:
     escapes: Mapping[str, str]
     grace: float = GRACE
     own_users: bool = True  # started by root, it runs commands as another user
-    disk_limit: bool = False  # started by root, it limits the disk
+    disk_limit: bool | None = None  # started by root, it limits the disk; `None`: unknown
     pins_parents: bool = True  # a directory that a dependency lies in cannot be moved
     shared_namespaces: tuple[str, ...] = ()  # as `Isolation` tells them
     uid: int | None = None  # of commands inside, where it is not the one that the handle tells
@@ -48,6 +52,27 @@ class Candidate:
         lambda handle: ()
     )  # processes that an outsider finds by other means
     marks: Callable[[str, ModuleType], Sequence[pytest.MarkDecorator]] = lambda name, module: ()
+
+
+def registered_providers() -> list[Candidate]:
+    """Return the providers that other distributions have registered; their gaps and escapes are ``GAPS`` there.
+
+    ``provider`` there may take a ``grace``, so that the suite need not wait for the usual one.
+    """
+    return [_registered(name) for name in plugins.registered(ROOM)]
+
+
+def _registered(name: str) -> Candidate:
+    module = None if plugins.problem_of(ROOM, name) else plugins.load(ROOM, name)
+    gaps = getattr(module, "GAPS", {})
+    quick = module is not None and "grace" in signature(module.provider).parameters
+
+    def make(home: Path, grace: float) -> Provider:
+        settings = Settings.from_env({"RUNNER_HOME": str(home)})
+        found: Provider = plugins.load(ROOM, name).provider(settings, **{"grace": grace} if quick else {})
+        return found
+
+    return Candidate(name=name, make=make, gaps=gaps, escapes=gaps, grace=GRACE if quick else STOP_GRACE)
 
 
 @dataclass

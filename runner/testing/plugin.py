@@ -1,6 +1,6 @@
 """The pytest plugin of the suites: who is judged, a fresh workspace for each check, and declared gaps.
 
-Without ``pytest_runner_candidates`` the providers that other distributions have registered are judged.
+Without hooks that name them, the providers and agents that other distributions have registered are judged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import pytest
 
 from runner.core.model import Feature, Handle, Limits
 from runner.ports.provider import Provider, WorkspaceRequest
+from runner.testing.agents import AgentCandidate, registered_agents
 from runner.testing.outside import marked, on_host
-from runner.testing.place import Candidate, Place
+from runner.testing.place import Candidate, Place, registered_providers
 
 _NAMES = count()
 _NONCE = "nonce-of-this-store"
@@ -26,6 +27,11 @@ class Hooks:
     @staticmethod
     def pytest_runner_candidates() -> Sequence[Candidate]:
         """Name providers that the conformance suite judges."""
+        raise NotImplementedError
+
+    @staticmethod
+    def pytest_runner_agents() -> Sequence[AgentCandidate]:
+        """Name agents that the conformance suite judges."""
         raise NotImplementedError
 
 
@@ -61,8 +67,14 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
 
 def candidates(config: pytest.Config) -> Mapping[str, Candidate]:
     """Return the providers that are judged, by name."""
-    named = chain.from_iterable(config.hook.pytest_runner_candidates())
-    return {candidate.name: candidate for candidate in named}
+    named = [*chain.from_iterable(config.hook.pytest_runner_candidates())]
+    return {candidate.name: candidate for candidate in named or registered_providers()}
+
+
+def agents(config: pytest.Config) -> Mapping[str, AgentCandidate]:
+    """Return the agents that are judged, by name."""
+    named = [*chain.from_iterable(config.hook.pytest_runner_agents())]
+    return {candidate.name: candidate for candidate in named or registered_agents()}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -76,6 +88,8 @@ def is_shipped(check: object) -> bool:
 
 def judge(metafunc: pytest.Metafunc) -> None:
     """Give a check every candidate, unless its module has ``KINDS`` of its own."""
+    if "agent" in metafunc.fixturenames:
+        metafunc.parametrize("agent", agents(metafunc.config), indirect=True)
     if "provider" in metafunc.fixturenames:
         found = candidates(metafunc.config)
         kinds = getattr(metafunc.module, "KINDS", found)
@@ -92,6 +106,11 @@ def _marks(candidate: Candidate, metafunc: pytest.Metafunc) -> list[pytest.MarkD
 
 def lack(what: str, why: str, command: str | None) -> None:
     pytest.skip(f"{what} | {why} | {command or ''}")
+
+
+@pytest.fixture
+def agent(request: pytest.FixtureRequest) -> AgentCandidate:
+    return agents(request.config)[request.param]
 
 
 @pytest.fixture

@@ -17,8 +17,11 @@ from runner.providers import gvisor, process
 from runner.sandbox.volume_docker import UID
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
+from runner.testing.agents import AgentCandidate
 from runner.testing.place import Candidate
 from runner.testing.plugin import is_shipped, judge
+from tests.agents.record_transcripts import TRANSCRIPTS
+from tests.agents.test_transcripts import CLIS
 from tests.support.providers import DOCKER, FAKE, GVISOR, KINDS, ORDINARY, PROCESS, SIZED, VOLUMES, inhabitants, make
 
 _FAKE = "nothing is executed"
@@ -212,6 +215,14 @@ def _by_night(kind: str, name: str, module: ModuleType) -> list[pytest.MarkDecor
     late |= kind == FAKE and name not in FAKE_PASSES
     late |= kind == PROCESS and name in _HOST_GAPS
     return [pytest.mark.nightly] if late else []
+
+
+def pytest_runner_agents() -> Sequence[AgentCandidate]:
+    return [AgentCandidate(name="script"), *(AgentCandidate(name=name, finished=_finished(name)) for name in CLIS)]
+
+
+def _finished(name: str) -> Path:
+    return TRANSCRIPTS / name / "finished.jsonl"
 
 
 OpenOn = Callable[[Callable[[], int]], AbstractAsyncContextManager[Store]]
