@@ -22,8 +22,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def asks(args: Namespace, out: Output) -> bool:
-    """Tell whether to ask: not in a CI, without a terminal, or for a saved plan, which was looked at."""
-    if args.yes or args.path.suffix == ".json" or args.output != "text" or in_ci():
+    """Tell whether to ask: not in a CI, or without a terminal."""
+    if args.yes or args.output != "text" or in_ci():
         return False
     return out.live and sys.stdin.isatty()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.compiler.passes import compile_plan
-from runner.compiler.saved import read_runs
+from runner.compiler.passes import compile_plan, plan_digest
+from runner.compiler.saved import read_runs, run_faults
 
-__all__ = ["compile_plan", "read_runs"]
+__all__ = ["compile_plan", "plan_digest", "read_runs", "run_faults"]

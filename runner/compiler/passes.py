@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -39,17 +39,21 @@ Pass = Callable[[Draft], Draft]
 def add_steps(draft: Draft) -> Draft:
     """Ask every step kind whether this run needs it, after the kinds that it may need; finalize steps come last."""
     steps: dict[str, Step] = {}
-    for kind, module in _kinds().items():
-        step = module.plan(draft.spec, draft.facts, _needs(kind, *steps))
+    for kind, module in step_kinds().items():
+        step = module.plan(draft.spec, draft.facts, needs_of(kind, *steps))
         if step is not None:
             steps[kind] = step
-    return replace(draft, steps=tuple(sorted(steps.values(), key=lambda step: step.phase == "finalize")))
+    return replace(draft, steps=in_phases(steps.values()))
+
+
+def in_phases(steps: Iterable[Step]) -> tuple[Step, ...]:
+    return tuple(sorted(steps, key=lambda step: step.phase == "finalize"))
 
 
 @cache
-def _needs(kind: str, *present: str) -> tuple[str, ...]:
+def needs_of(kind: str, *present: str) -> tuple[str, ...]:
     """Choose the best present kind for each need."""
-    found = ([need for need in choice if need in present] for choice in _kinds()[kind].NEEDS)
+    found = ([need for need in choice if need in present] for choice in step_kinds()[kind].NEEDS)
     return tuple(best[0] for best in found if best)
 
 
@@ -183,8 +187,12 @@ def compile_plan(
             draft = apply(draft)
         findings += draft.findings
         runs.append(_run_plan(draft))
-    inputs = {"format": FORMAT, "documents": documents, "settings": settings, "facts": facts.pinned()}
-    return Plan(digest(inputs), tuple(runs), facts.open), findings
+    return Plan(plan_digest(facts, documents=documents, settings=settings), tuple(runs), facts.open), findings
+
+
+def plan_digest(facts: Facts, *, documents: object, settings: object) -> str:
+    """Return the digest of all that decides a plan."""
+    return digest({"format": FORMAT, "documents": documents, "settings": settings, "facts": facts.pinned()})
 
 
 def _run_plan(draft: Draft) -> RunPlan:
@@ -238,7 +246,7 @@ def _chain(draft: Draft) -> list[tuple[str, Probe]]:
 
 
 @cache
-def _kinds() -> Mapping[str, ModuleType]:
+def step_kinds() -> Mapping[str, ModuleType]:
     """Import the ``plan`` module of every step kind, each after those that it may need."""
     modules = {name: import_module(f"runner.steps.{name}.plan") for name in plugins.names(runner.steps)}
     choices = {name: [need for choice in module.NEEDS for need in choice] for name, module in modules.items()}

@@ -7,7 +7,7 @@ only, and msgspec neither writes nor reads them: a value with such a text takes 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import PurePath
@@ -38,9 +38,16 @@ def decode(text: bytes | str, kind: type[T]) -> T:
     return found
 
 
-def typed(value: object, kind: type[T]) -> T:
-    """Return the value of a type that a JSON value stands for. Raises ``ValueError``."""
-    return msgspec.convert(value, kind, dec_hook=_typed)
+def typed(value: object, kind: type[T], *, place: Callable[[str], str] = str) -> T:
+    """Return the value of a type that a JSON value stands for; ``place`` may give a path another place.
+
+    Raises ``ValueError``.
+    """
+
+    def hook(kind: type, value: object) -> object:
+        return _typed(kind, place(value) if issubclass(kind, PurePath) and isinstance(value, str) else value)
+
+    return msgspec.convert(value, kind, dec_hook=_typed if place is str else hook)
 
 
 def plain(value: object) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from runner.core.codec import plain
 from runner.core.model import IsolationClass, Limits
@@ -15,6 +15,7 @@ B = TypeVar("B")
 
 FORMAT = "runner/plan/v2"  # minor additions keep it; a reader refuses any other
 
+Seconds = Annotated[float, Meta(ge=0)]
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
@@ -55,7 +56,7 @@ class Step(Struct, frozen=True, kw_only=True):
     what: str
     phase: Literal["work", "finalize"]
     needs: tuple[str, ...]
-    deadline_seconds: float
+    deadline_seconds: Seconds
     origin: str
     body: object = NoBody()
     when: Literal["success", "ended"] = "success"
@@ -88,15 +89,15 @@ class RunPlan(Struct, frozen=True):
     name: str
     group: str
     needs: tuple[str, ...]
-    max_parallel: int | None
+    max_parallel: Annotated[int, Meta(ge=1)] | None
     outputs: Mapping[str, str]
     origin: str
     providers: tuple[str, ...]
     isolation: IsolationClass
     limits: Limits
     commit: str | None
-    deadline_seconds: float
-    stop_budget_seconds: float
+    deadline_seconds: Seconds
+    stop_budget_seconds: Seconds
     policies: tuple[str, ...]
     notes: tuple[str, ...]
     values: Mapping[str, object]

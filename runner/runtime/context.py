@@ -313,6 +313,8 @@ class RunContext(Struct, frozen=True, kw_only=True):
 
 def read_input(wanted: ContextFile) -> bytes:
     """Read an input, as much of it as was planned: a log may have grown. Raises ``InputChanged``."""
+    if wanted.text is not None:
+        return wanted.text.encode()
     try:
         with wanted.path.open("rb") as file:
             content = file.read(wanted.size)

@@ -26,13 +26,15 @@ Command = tuple[str, ...]  # an argv; a string in a manifest became ("sh", "-c",
 class ContextFile(Struct, frozen=True):
     """A file that a run takes from beside its manifest: its content's hash is planned, its bytes are checked later.
 
-    Of one that is not ``whole`` the hash is that of size and time of change, and nothing is checked.
+    Of one that is not ``whole`` the hash is that of size and time of change, and nothing is checked. ``text`` is the
+    content where a saved plan brings it to a host that does not have the file.
     """
 
     path: Path
     sha256: str
     size: int
     whole: bool = True
+    text: str | None = None
 
 
 class CommitFact(Struct, frozen=True):
@@ -205,21 +207,21 @@ class PolicySpec(Struct, frozen=True):
         return self.allowed_paths, self.forbidden_patterns, self.max_file_size
 
 
-class FromEnv(Struct, frozen=True):
+class FromEnv(Struct, frozen=True, tag="env"):
     variable: str
 
 
-class FromFile(Struct, frozen=True):
+class FromFile(Struct, frozen=True, tag="file"):
     """``path`` may begin with ``~/``; a relative one of the manifest is absolute by now."""
 
     path: str
 
 
-class FromCommand(Struct, frozen=True):
+class FromCommand(Struct, frozen=True, tag="command"):
     argv: Command
 
 
-class FromKeyring(Struct, frozen=True):
+class FromKeyring(Struct, frozen=True, tag="keyring"):
     service: str
     user: str
 

@@ -15,7 +15,8 @@ from runner.core.errors import Rejected, StalePlan
 from runner.core.settings import Settings
 from runner.fake_model.script import Turn
 from runner.ops.planning.make_plan import Request, make_plan
-from runner.ops.planning.saved_plan import make_saved_plan, save
+from runner.ops.planning.plan_file import save
+from runner.ops.planning.saved_plan import load_plan
 from runner.report.plan import render_plan
 from tests.cli.test_agent_clis import CLIS, PLACE, places_with, work_off
 from tests.support import dockerd
@@ -174,10 +175,10 @@ async def test_a_plan_pins_the_server_and_no_credential(project: Project, author
         planned = await make_plan(project.folder, settings)
         save(planned, project.folder / "plan.json")
         api.write(project.folder / "kube.yaml", {"token": "renewed-0123456789"})
-        renewed = await make_saved_plan(project.folder / "plan.json", settings)
+        renewed = await load_plan(project.folder / "plan.json", settings)
         api.write(project.folder / "kube.yaml", server="https://127.0.0.1:1")
         with pytest.raises(StalePlan, match=f'cluster of triage.server "{api.server}" -> "https://127.0.0.1:1"'):
-            await make_saved_plan(project.folder / "plan.json", settings)
+            await load_plan(project.folder / "plan.json", settings)
 
     text = render_plan(planned.plan, width=200)
     words = f"  cluster prod-eu {api.server} namespace payments READ ONLY (get list watch logs; secrets refused)"
@@ -298,10 +299,10 @@ async def test_a_plan_pins_the_program_of_a_credential_and_does_not_run_it(proje
         project.edit("kubeconfig: kube.yaml", f"kubeconfig: {file}")
         planned = await make_plan(project.folder, settings)
         save(planned, project.folder / "plan.json")
-        again = await make_saved_plan(project.folder / "plan.json", settings)
+        again = await load_plan(project.folder / "plan.json", settings)
         file.write_text(file.read_text().replace("s3cret", "other"))
         with pytest.raises(StalePlan, match="cluster of triage gets its credential with other arg"):
-            await make_saved_plan(project.folder / "plan.json", settings)
+            await load_plan(project.folder / "plan.json", settings)
         file.write_text(file.read_text().replace("give-token", "is-not-there"))
         with pytest.raises(Rejected) as caught:
             await make_plan(project.folder, settings)

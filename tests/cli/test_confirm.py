@@ -61,7 +61,7 @@ def test_anything_but_a_yes_starts_nothing(ready: Project, answer: bytes) -> Non
         pytest.param(["apply", ".", "--yes"], {}, id="who has said yes"),
         pytest.param(["apply", "."], {"CI": "true"}, id="a CI"),
         pytest.param(["apply", ".", "--output", "jsonl"], {}, id="a program"),
-        pytest.param(["apply", "plan.json"], {}, id="who has looked at a saved plan"),
+        pytest.param(["apply", "plan.json", "-y"], {}, id="who has said yes to a saved plan"),
     ],
 )
 def test_nobody_else_is_asked(ready: Project, arguments: list[str], env: dict[str, str]) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from runner.core.errors import Rejected
 from runner.ops.planning.make_plan import Request, make_plan
-from runner.ops.planning.saved_plan import make_saved_plan, save
+from runner.ops.planning.plan_file import save
+from runner.ops.planning.saved_plan import load_plan
 from runner.ops.runs.history import find_run
 from runner.ops.runs.resume import plan_resume
 from tests.cli.test_models import KEYS, doubled, tools, write
@@ -86,7 +87,7 @@ async def test_a_saved_plan_keeps_the_ceiling_and_its_runs_record_their_shares(p
 
     async with doubled(project, [{"say": "ok"}]) as settings:
         save(await make_plan(project.folder, settings, Request(max_cost=9.0)), project.folder / "plan.json")
-        planned = await make_saved_plan(project.folder / "plan.json", settings)
+        planned = await load_plan(project.folder / "plan.json", settings)
         (record,) = await apply(planned, settings, [])
 
     kept = json.loads((project.directory(record) / "plan.json").read_text())

@@ -23,7 +23,8 @@ from runner.events.record import RunRecord
 from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from runner.ops.planning.make_plan import Request, make_plan
-from runner.ops.planning.saved_plan import make_saved_plan, save
+from runner.ops.planning.plan_file import save
+from runner.ops.planning.saved_plan import load_plan
 from runner.ports.agent import ModelAccess
 from runner.report.format import usage
 from runner.report.json import record_document
@@ -313,7 +314,7 @@ async def test_another_version_of_a_cli_is_no_other_plan(project: Project, tools
         before = await make_plan(project.folder, settings)
         save(before, project.home / "a.json")
         (tools / "package.json").write_text(json.dumps({**package, "version": "1.52.0"}))
-        (record,) = await apply(await make_saved_plan(project.home / "a.json", settings), settings, [])
+        (record,) = await apply(await load_plan(project.home / "a.json", settings), settings, [])
 
     assert (record.exit_code, record.version, record.plan) == (0, "1.52.0", before.plan.digest)
 

@@ -48,7 +48,6 @@ def test_files_are_found_from_where_the_command_is_given_and_resume_wants_the_te
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("plan", "-", "--save", "plan.json"), "a saved plan reads its manifests again"),
         (("plan", "-", "--task-file", "-"), "both the manifests and the task would be standard input"),
         (("apply", "-", "--task-file", "-"), "both the manifests and the task would be standard input"),
         (("apply", "-"), "`<stdin>` holds no manifests"),

@@ -51,7 +51,7 @@ def apply(args: Namespace, out: Output, turns: Path | None = None) -> int:
     from runner.core.settings import current
     from runner.ops.init.quickstart import refuse_installed
     from runner.ops.planning.make_plan import Request, draft_plan
-    from runner.ops.planning.saved_plan import make_saved_plan
+    from runner.ops.planning.saved_plan import load_plan
     from runner.ops.runs.secret_values import make_redactor
     from runner.ops.runs.start import start_runs
 
@@ -67,7 +67,7 @@ def apply(args: Namespace, out: Output, turns: Path | None = None) -> int:
         if args.path.suffix == ".json":
             if request != Request():
                 raise UsageError("a saved plan runs as it is", hint="plan with these arguments, and save that")
-            planned = await make_saved_plan(args.path, settings)
+            planned = await load_plan(args.path, settings)
             refuse_installed(planned.path)
         else:
             refuse_installed(path)

@@ -40,11 +40,10 @@ def main(args: Namespace, out: Output) -> int:
     from runner.cli.signals import run_cancellable
     from runner.core.errors import Rejected, UsageError
     from runner.core.settings import current
-    from runner.manifest import STDIN
     from runner.ops.planning.compare import compare
     from runner.ops.planning.make_plan import draft_plan
+    from runner.ops.planning.plan_file import check_place
     from runner.ops.planning.refusals import outside_of, refusals
-    from runner.ops.planning.saved_plan import check_place
 
     settings = current()
     path = manifests_of(args)
@@ -52,8 +51,6 @@ def main(args: Namespace, out: Output) -> int:
         word = quote(str(path))
         hint = f"`runner apply {word}` carries it out, `runner plan --against {word}` compares"
         raise UsageError(f"`{path}` is not manifests but a saved plan, by its name", hint=hint)
-    if path == STDIN and args.save is not None:
-        raise UsageError("a saved plan reads its manifests again, and these are standard input", hint="name a file")
     if args.save is not None:
         check_place(args.save)
     request = request_of(args, settings, offline=args.offline)
@@ -77,7 +74,7 @@ def main(args: Namespace, out: Output) -> int:
 
 def _save(planned: PlanResult, to: Path) -> str:
     """Save a plan, and say so. Keys and programs may be elsewhere; what the plan pins must be here."""
-    from runner.ops.planning.saved_plan import save
+    from runner.ops.planning.plan_file import save
 
     if planned.missing:
         return "Not saved: what it would pin is not here."

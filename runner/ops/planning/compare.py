@@ -14,7 +14,7 @@ from runner.core.settings import Settings
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult
-from runner.ops.planning.saved_plan import read_document
+from runner.ops.planning.plan_file import read_document
 from runner.plan.diff import Change, diff
 from runner.plan.model import run_document
 from runner.report.plan import PlanComparison

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from runner.compiler import compile_plan
 from runner.core.errors import Rejected, RunnerError, distinct
-from runner.core.model import Checkout
 from runner.core.settings import Settings
 from runner.git import open_git
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
@@ -23,12 +22,14 @@ from runner.ops.planning.model_faults import model_faults
 from runner.ops.planning.stored_projects import recorded_projects
 from runner.plan.model import Plan
 from runner.spec.cost import bounded, share_out
-from runner.spec.facts_request import facts_request, untrusted_faults
+from runner.spec.facts_request import FactsRequest, facts_request, untrusted_faults
 from runner.spec.model import Facts, RunSpec, SecretSpec
 from runner.spec.policies import dropped_defaults
 from runner.spec.resolve import outputs_of, resolve
 from runner.spec.select import Selected, select
 from runner.spec.select import only as only_run
+
+BUILT_IN = "built-in "  # before the kind of a document of the defaults
 
 
 class Request(Struct, frozen=True):
@@ -51,11 +52,11 @@ class Request(Struct, frozen=True):
 
 
 class PlanResult(Struct, frozen=True):
-    """A plan with what it was made from, ``documents`` by kind and name.
+    """A plan with what it was made from: ``documents`` by kind and name, and the settings that change plans.
 
-    ``warnings`` stop nothing; ``missing`` is what this host lacks to execute it. ``checkouts`` are what the runs ask
-    for, before commits are known; ``secrets`` are where theirs come from. ``probed`` is the monotonic time at which the
-    providers were probed.
+    ``wanted`` is what the runs ask of the host; ``secrets`` are where theirs come from. ``warnings`` stop nothing;
+    ``missing`` is what this host lacks to execute it. ``probed`` is the monotonic time at which the providers were
+    probed.
     """
 
     plan: Plan
@@ -64,8 +65,8 @@ class PlanResult(Struct, frozen=True):
     warnings: tuple[RunnerError, ...]
     request: Request
     documents: Mapping[str, Document]
-    inputs: Mapping[str, object]
-    checkouts: Mapping[str, Checkout] = {}
+    settings: Mapping[str, object]
+    wanted: Mapping[str, FactsRequest] = {}
     secrets: Mapping[str, Sequence[SecretSpec]] = {}
     probed: float = -math.inf
     missing: tuple[RunnerError, ...] = ()
@@ -116,21 +117,26 @@ async def draft_plan(
     specs, complaints = _bounded(specs, request)
     findings += complaints
     _reject(findings)
-    written = _written(chosen)
+    written, deciding = _written(chosen), deciding_settings(settings)
     documented = {key: document.data for key, document in written.items()}
-    deciding = {**_deciding(settings), "untrusted": request.untrusted}
-    bounds = {"seconds": request.seconds, "max_cost": request.max_cost, "run_cost": request.run_cost}
-    asked = {"task": request.task, **{name: value for name, value in bounds.items() if value is not None}}
-    plan, complaints = compile_plan(specs, facts, documents={"written": documented, **asked}, settings=deciding)
+    plan, complaints = compile_plan(specs, facts, documents=decided_by(request, documented), settings=deciding)
     findings += complaints
     _reject(findings)
     plan = replace(plan, max_cost_usd=request.max_cost)
-    inputs = {"documents": documented, "settings": deciding, "facts": facts.pinned()}
-    checkouts = {want.run: want.checkout for want in wants if want.checkout is not None}
     given = {spec.name: spec.secrets for spec in specs if spec.secrets}
     warnings, missing = ([f for f in distinct(findings) if (f.severity == "error") is wrong] for wrong in (False, True))
     return PlanResult(
-        plan, facts, path, tuple(warnings), request, written, inputs, checkouts, given, probed, tuple(missing)
+        plan,
+        facts,
+        path,
+        tuple(warnings),
+        request,
+        written,
+        deciding,
+        {want.run: want for want in wants},
+        given,
+        probed,
+        tuple(missing),
     )
 
 
@@ -170,7 +176,7 @@ def _tightened(selected: Selected) -> Selected:
 
 def _written(chosen: Sequence[Selected]) -> dict[str, Document]:
     """Return the documents that the plan rests on, by kind and name."""
-    built_in = {f"built-in {kind}": document for kind, document in defaults().items()}
+    built_in = {f"{BUILT_IN}{kind}": document for kind, document in defaults().items()}
     used = {
         f"{document.kind} {document.name}": document
         for selected in chosen
@@ -180,7 +186,14 @@ def _written(chosen: Sequence[Selected]) -> dict[str, Document]:
     return dict(sorted((built_in | used).items()))
 
 
-def _deciding(settings: Settings) -> dict[str, object]:
+def decided_by(request: Request, documents: Mapping[str, object]) -> dict[str, object]:
+    """Return all that people wrote, as a plan's digest covers it."""
+    chosen = {"seconds": request.seconds, "max_cost": request.max_cost, "run_cost": request.run_cost}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    return {"written": documents, "task": request.task, "untrusted": request.untrusted, **given}
+
+
+def deciding_settings(settings: Settings) -> dict[str, object]:
     """Return the settings that change plans."""
     return {
         "cpus": settings.default_cpus,

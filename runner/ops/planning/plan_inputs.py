@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from runner.core.codec import plain, typed
 from runner.core.errors import BadPlanFile, WorkMissing
+from runner.core.model import Checkout
 from runner.events.record import RunRecord
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult, Request
-from runner.ops.planning.saved_plan import read_document
+from runner.ops.planning.plan_file import read_document
 from runner.plan.keys import Keys, parts
 from runner.plan.model import Json, RunPlan, Step
 from runner.ports.provider import Probe
@@ -42,13 +43,18 @@ def plan_inputs_of(planned: PlanResult, plan: RunPlan, outputs: Mapping[str, obj
     return {
         "manifests": str(planned.path.resolve()),
         "request": plain(_of_one(planned.request, plan)),
-        "checkout": plain(planned.checkouts.get(plan.name)),
+        "checkout": plain(checkout_of(planned, plan.name)),
         "commit": plain(facts.of(plan.name).commit),
         "probes": {name: plain(facts.probes[name]) for name in plan.providers},
         "outputs": plain(outputs),
         "keys": plain(keys_of(plan, facts, outputs)),
         "texts": plain(texts_of(facts, plan.name)),
     }
+
+
+def checkout_of(planned: PlanResult, run: str) -> Checkout | None:
+    """Return what a run asks to be cloned, before its commit is known."""
+    return planned.wanted[run].checkout if run in planned.wanted else None
 
 
 def _of_one(request: Request, plan: RunPlan) -> Request:

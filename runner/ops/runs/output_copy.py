@@ -17,7 +17,7 @@ from runner.core.errors import BadPlanFile
 from runner.events.record import RunRecord
 from runner.ops.planning.files import read_file
 from runner.ops.planning.make_plan import Request
-from runner.ops.planning.saved_plan import read_document
+from runner.ops.planning.plan_file import read_document
 from runner.report.triage import header_of
 from runner.runtime.incident_files import keep_earlier
 from runner.safefs import trees

@@ -35,7 +35,15 @@ from runner.manifest import STDIN
 from runner.ops.host.state import open_state
 from runner.ops.planning.facts import require_not_weaker
 from runner.ops.planning.make_plan import PlanResult, make_plan
-from runner.ops.planning.plan_inputs import ANEW, PlanInputs, keys_of, made_anew, plan_inputs_of, read_plan_inputs
+from runner.ops.planning.plan_inputs import (
+    ANEW,
+    PlanInputs,
+    checkout_of,
+    keys_of,
+    made_anew,
+    plan_inputs_of,
+    read_plan_inputs,
+)
 from runner.ops.planning.refusals import refuse
 from runner.ops.runs.dependencies import dependencies_of, event_writer
 from runner.ops.runs.history import StoredRun, find_run
@@ -280,7 +288,7 @@ async def _choose(run: _Continued, path: Path, settings: Settings) -> ResumePlan
     planned = await make_plan(path, settings, request)
     resuming = _decided(run, planned)
     name, base = run.record.name, run.before.commit
-    found, asked = planned.facts.of(name).commit, plain(planned.checkouts.get(name))
+    found, asked = planned.facts.of(name).commit, plain(checkout_of(planned, name))
     if resuming.resumption.reused or found is None or base is None or found == base or asked != run.before.checkout:
         return resuming
     held = await make_plan(path, settings, request, pinned=Facts({}, {name: RunFacts(commit=base)}))

@@ -12,7 +12,7 @@ from runner.core.settings import Settings
 from runner.engine.run import RunCancellation
 from runner.events.record import RunRecord
 from runner.ops.host.state import read_state
-from runner.ops.planning.saved_plan import read_document
+from runner.ops.planning.plan_file import read_document
 from runner.ops.runs.attach import follow
 from runner.ops.runs.history import StoredRun
 from runner.ports.sink import Sink
