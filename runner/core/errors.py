@@ -333,7 +333,6 @@ class UnknownPlugin(InputError):
 
 class PluginBroken(PlatformError):
     code = "plugin.broken"
-    of_host = True
 
 
 class ProviderUnavailable(PlatformError):

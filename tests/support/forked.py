@@ -115,7 +115,7 @@ def _read(file: IO[bytes]) -> str:
 def load_everything() -> None:
     """All that a command imports at some time, once for all forks, and what no setting changes."""
     for found in walk_packages(runner.__path__, "runner."):
-        if found.name not in ("runner.__main__", "runner.guest.build"):
+        if not found.name.startswith(("runner.__main__", "runner.guest.build", "runner.testing")):
             module = import_module(found.name)
             if found.ispkg:
                 plugins.names(module)  # a fork as another user may not be able to look for them
