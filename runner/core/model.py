@@ -420,7 +420,8 @@ class Handle(Struct, frozen=True):
 class Lease(Struct, frozen=True):
     """Exclusive use of a workspace: its one row. A free one has no ``id`` and no ``holder``, and keeps its ``fence``.
 
-    ``holder`` is a run's id, or says what else uses it. Times are microseconds since the epoch by the store's clock.
+    ``holder`` is a run's id, or says what else uses it, and ``runner`` the process. Times are microseconds since the
+    epoch by the store's clock.
     """
 
     workspace: str
@@ -430,6 +431,7 @@ class Lease(Struct, frozen=True):
     acquired: int = 0
     refreshed: int = 0
     expires: int = 0
+    runner: str | None = None
 
     def live(self, now: int) -> bool:
         return bool(self.id) and now < self.expires

@@ -77,17 +77,23 @@ def unsaved(record: RunRecord) -> bool:
 
 
 async def recover(
-    record: RunRecord, plan: RunPlan | str, *, paths: RunPaths, deps: RunDependencies, append: Append
+    record: RunRecord,
+    plan: RunPlan | str,
+    *,
+    paths: RunPaths,
+    deps: RunDependencies,
+    append: Append,
+    host: str | None = None,
 ) -> Recovered:
     """End a run that has lost its runner.
 
     Of a run that had ended, save and remove what was left then; it does not end again.
 
-    ``plan`` may be the reason why its work cannot be saved by it; then its tree is kept. Nothing is done while
-    anyone but the run, or a recovery of it, holds the workspace's live lease. Raises what the store raises. Cancelling
-    leaves the rest for the next time.
+    What it has on another ``host`` stays for a recovery there. ``plan`` may be the reason why its work cannot be saved
+    by it; then its tree is kept. Nothing is done while anyone but the run, or a recovery of it, holds the workspace's
+    live lease. Raises what the store raises. Cancelling leaves the rest for the next time.
     """
-    ending = _Ending(record, plan, paths, deps, append)
+    ending = _Ending(record, plan, paths, deps, append, host=host)
     await ending.temporary()
     try:
         await ending.lease()
@@ -114,9 +120,16 @@ def _because(record: RunRecord) -> str:
 
 class _Ending:
     def __init__(
-        self, record: RunRecord, plan: RunPlan | str, paths: RunPaths, deps: RunDependencies, append: Append
+        self,
+        record: RunRecord,
+        plan: RunPlan | str,
+        paths: RunPaths,
+        deps: RunDependencies,
+        append: Append,
+        *,
+        host: str | None,
     ) -> None:
-        self._record, self._plan, self._paths, self._deps = record, plan, paths, deps
+        self._record, self._plan, self._paths, self._deps, self._host = record, plan, paths, deps, host
         self._append = append
         self.lease_holder = LeaseHolder(record.workspace, f"the recovery of run {record.id}", deps.lease)
         self._removed: list[str] = []
@@ -192,9 +205,11 @@ class _Ending:
         provider = self._deps.provider(place)
         # A loss of power may have taken the record of a workspace that was had warm: then its slot's is there.
         names = {name, self._record.slot} if name == self._record.workspace else {name}
-        for handle in await provider.list_owned(self._deps.nonce):
-            if handle.id not in names:
-                continue
+        handles = [handle for handle in await provider.list_owned(self._deps.nonce) if handle.id in names]
+        if not handles and self._host is not None:
+            self._left.append(f"workspace {name} {place}: run `runner recover` on the host {self._host}")
+            return
+        for handle in handles:
             await provider.evict(handle)
             if has_work(self._record) and name == self._record.workspace:
                 outcome = await self._step("save", partial(self._save, provider, handle))

@@ -24,8 +24,8 @@ def free(workspace: str) -> Lease:
     return Lease(workspace, 0)
 
 
-def advance(row: Lease, event: LeaseEvent, at: int) -> Lease:
-    """Return the row after an event at the moment ``at``.
+def advance(row: Lease, event: LeaseEvent, at: int, runner: str | None = None) -> Lease:
+    """Return the row after an event of ``runner`` at the moment ``at``.
 
     Raises ``LeaseHeld`` for an acquisition that comes second or while the lease is live, unless it is forced (its
     holder is known to be dead); ``LeaseLost`` for a refresh or release by anybody but the holder.
@@ -37,7 +37,7 @@ def advance(row: Lease, event: LeaseEvent, at: int) -> Lease:
             if row.fence + 1 != event.fence:
                 raise LeaseHeld(f"the lease of workspace `{row.workspace}` has a new holder", hint="try again")
             expires = at + round(event.ttl_seconds * 1e6)
-            return Lease(row.workspace, event.fence, event.lease, event.holder, at, at, expires)
+            return Lease(row.workspace, event.fence, event.lease, event.holder, at, at, expires, runner)
         case LeaseRefreshed():
             check(row, Fence(row.workspace, event.lease, row.fence), at)
             return replace(row, refreshed=at, expires=at + round(event.ttl_seconds * 1e6))
@@ -53,10 +53,12 @@ def check(row: Lease, fence: Fence, at: int) -> None:
         raise lost(row, fence.lease)
 
 
-def lease_held(row: Lease) -> LeaseHeld:
+def lease_held(row: Lease, place: str = "") -> LeaseHeld:
+    """Return the refusal of a lease that has a holder, which may be on another host, at ``place``."""
     end = f"end what runs in it with `runner lease break {row.workspace} --yes`"
     hint = f"wait, or see `runner lease show {row.workspace}`; {end}"
-    return LeaseHeld(f"workspace `{row.workspace}` is in use by {row.holder}", hint=hint)
+    where = f": {place}" if place else ""
+    return LeaseHeld(f"workspace `{row.workspace}` is in use by {row.holder}{where}", hint=hint)
 
 
 def lost(row: Lease, lease: str) -> LeaseLost:

@@ -16,6 +16,7 @@ Cursor = tuple[int, str]  # ``created`` and ``id`` of a row in a list, newest fi
 class RunRow(Struct, frozen=True):
     """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run that it continues,
     ``rehearsal`` what replaced its models, and ``manifests`` the file or folder that its plan was made from.
+    ``runner`` is the ``RunnerRow`` that works on it.
     """
 
     id: str
@@ -28,6 +29,25 @@ class RunRow(Struct, frozen=True):
     resumes: str | None = None
     rehearsal: str | None = None
     manifests: str | None = None
+    runner: str | None = None
+
+
+class RunnerRow(Struct, frozen=True):
+    """A process that works on runs or holds leases; rows of runs and leases name its ``id``.
+
+    ``boot`` identifies its host since its last start, ``home`` the directory of its ``RUNNER_HOME`` there, and
+    ``ticks`` the process beside others that had its ``pid``. The store sets ``started`` and ``heartbeat``:
+    microseconds since the epoch, UTC.
+    """
+
+    id: str
+    host: str
+    boot: str
+    home: str
+    pid: int
+    ticks: int
+    started: int = 0
+    heartbeat: int = 0
 
 
 class ProjectRow(Struct, frozen=True):
@@ -150,6 +170,9 @@ class Reader(Protocol):
     async def find(self, run: str) -> RunRow:
         """Return the run whose id starts with ``run``, or the newest for ``last``. Raises ``UnknownRun``."""
 
+    async def runners(self) -> list[RunnerRow]:
+        """List the runners that have not ended in good order, the dead as well."""
+
     async def projects(self) -> list[ProjectRow]:
         """List every project, by name."""
 
@@ -193,6 +216,22 @@ class Store(Reader, Protocol):
 
         Raises ``WorkspaceState`` for a change that ``lifecycle.workspace`` does not allow.
         """
+
+    @property
+    def runner(self) -> RunnerRow | None:
+        """The runner that has opened this store, which its runs and leases name from their first event."""
+
+    async def register(self) -> None:
+        """Record the runner, before it works on something that is neither a run nor leased."""
+
+    async def beat(self) -> None:
+        """Record that the runner lives, if anything names it."""
+
+    async def leave(self) -> None:
+        """Remove the runner, which works on nothing any more."""
+
+    async def take_run(self, run: str, before: str | None) -> bool:
+        """Become the runner of a run, if it is still ``before``; of concurrent callers one succeeds."""
 
     async def set_anchor(self, anchor: ClockReference) -> None: ...
 

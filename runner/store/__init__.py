@@ -18,15 +18,20 @@ from runner.core.errors import BadStoreUrl, UnknownPlugin
 from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
-    from runner.ports.store import Reader, Store
+    from runner.ports.store import Reader, RunnerRow, Store
 
 
 def open_store(
-    url: str, *, entropy: Callable[[int], bytes] = os.urandom, must_exist: bool = False
+    url: str,
+    *,
+    entropy: Callable[[int], bytes] = os.urandom,
+    must_exist: bool = False,
+    runner: RunnerRow | None = None,
 ) -> AbstractAsyncContextManager[Store]:
-    """Open a store, made unless it ``must_exist``. Raises ``BadStoreUrl``, and what the scheme raises."""
+    """Open a store for a runner, made unless it ``must_exist``. Raises ``BadStoreUrl``, and what the scheme raises."""
     scheme, place = _locate(url)
-    return cast("AbstractAsyncContextManager[Store]", scheme.open_store(place, entropy=entropy, must_exist=must_exist))
+    opened = scheme.open_store(place, entropy=entropy, must_exist=must_exist, runner=runner)
+    return cast("AbstractAsyncContextManager[Store]", opened)
 
 
 def open_reader(url: str, *, must_exist: bool = False) -> AbstractAsyncContextManager[Reader]:

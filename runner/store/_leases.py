@@ -11,7 +11,7 @@ from runner.events.events import LeaseAcquired
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.store._rows import as_rows
 
-_COLUMNS = "workspace, fence, id, holder, acquired, refreshed, expires"
+_COLUMNS = "workspace, fence, id, holder, acquired, refreshed, expires, runner"
 
 
 def read_lease(connection: sqlite3.Connection, workspace: str) -> Lease:
@@ -29,9 +29,9 @@ def check_fence(connection: sqlite3.Connection, fence: Fence, at: int) -> None:
     check(read_lease(connection, fence.workspace), fence, at)
 
 
-def write_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) -> None:
-    """Apply an event to a lease. Raises ``LeaseHeld`` and ``LeaseLost``."""
-    _write(connection, advance(read_lease(connection, event.workspace), event, at))
+def write_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int, runner: str | None) -> None:
+    """Apply an event of a runner to a lease. Raises ``LeaseHeld`` and ``LeaseLost``."""
+    _write(connection, advance(read_lease(connection, event.workspace), event, at, runner))
 
 
 def restore_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) -> None:
@@ -45,8 +45,8 @@ def restore_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) ->
 
 
 def _write(connection: sqlite3.Connection, row: Lease) -> None:
-    values = (row.workspace, row.fence, row.id, row.holder, row.acquired, row.refreshed, row.expires)
-    connection.execute(f"INSERT OR REPLACE INTO leases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+    values = (row.workspace, row.fence, row.id, row.holder, row.acquired, row.refreshed, row.expires, row.runner)
+    connection.execute(f"INSERT OR REPLACE INTO leases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def forget_leases(connection: sqlite3.Connection) -> None:

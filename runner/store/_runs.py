@@ -15,7 +15,7 @@ from runner.events.events import RunStarted
 from runner.ports.store import Cursor, RunRow, WorkspaceRow
 from runner.store._rows import as_rows, storable
 
-_COLUMNS = "id, name, status, exit_code, plan, created, ended, resumes, rehearsal, manifests"
+_COLUMNS = "id, name, status, exit_code, plan, created, ended, resumes, rehearsal, manifests, runner"
 _NEWEST = "ORDER BY created DESC, id DESC"
 CANDIDATES = 8  # that an error lists
 

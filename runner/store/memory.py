@@ -16,11 +16,11 @@ from runner.core.errors import BadStoreUrl, RunOver, StoreFailed
 from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
 from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
-from runner.events.events import Event, Recorded, RunEnded, RunStarted, decode, encode
+from runner.events.events import Event, LeaseAcquired, Recorded, RunEnded, RunStarted, decode, encode
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.lifecycle.pool import NEXT
 from runner.lifecycle.workspace import fold, named
-from runner.ports.store import Cursor, PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
+from runner.ports.store import Cursor, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._projects import find_project, project_owned_error
 from runner.store._runs import R, begin_with, glob_of, one_run, run_exists_error
 from runner.store._slots import count_name
@@ -38,8 +38,10 @@ def exists(place: None) -> bool:
 
 
 @asynccontextmanager
-async def open_store(place: None, *, entropy: Callable[[int], bytes], must_exist: bool) -> AsyncIterator[MemoryStore]:
-    yield MemoryStore()
+async def open_store(
+    place: None, *, entropy: Callable[[int], bytes], must_exist: bool, runner: RunnerRow | None
+) -> AsyncIterator[MemoryStore]:
+    yield MemoryStore(runner=runner)
 
 
 @asynccontextmanager
@@ -51,7 +53,9 @@ class MemoryStore:
     nonce = "memory"
     writable = True
 
-    def __init__(self, now: Callable[[], int] = now_microseconds) -> None:
+    def __init__(self, now: Callable[[], int] = now_microseconds, *, runner: RunnerRow | None = None) -> None:
+        self.runner = runner
+        self._runners: dict[str, RunnerRow] = {}
         self._now = now
         self._journal: dict[str, list[Recorded]] = {}
         self._rows: dict[str, RunRow] = {}
@@ -70,13 +74,14 @@ class MemoryStore:
         at, rows = self._now(), dict(self._rows)
         leases, workspaces = self._leased(events, fence, at), self._folded(run, events, at)
         for event in events:
-            _project(rows, run, at, event)
+            _project(rows, run, at, event, self._named())
         keyed = [event for event in events if isinstance(event, RunStarted) and event.key is not None]
         for started in keyed:
             holder = self._keys.get((str(started.key), started.name), run)
             if holder != run:
                 raise run_exists_error(holder, started)
         recorded = self._written(self._journal.setdefault(run, []), run, at, events)
+        await self._record_runner(events)
         self._rows, self._leases, self._workspaces = rows, leases, workspaces
         self._keys |= {(str(started.key), started.name): run for started in keyed}
         return recorded
@@ -87,6 +92,7 @@ class MemoryStore:
         at = self._now()
         leases, workspaces = self._leased(events, fence, at), self._folded(workspace, events, at)
         recorded = self._written(self._of_workspaces.setdefault(workspace, []), workspace, at, events)
+        await self._record_runner(events)
         self._leases, self._workspaces = leases, workspaces
         return recorded
 
@@ -105,7 +111,8 @@ class MemoryStore:
             check(leases.get(fence.workspace, free(fence.workspace)), fence, at)
         for event in events:
             if isinstance(event, LeaseEvent):
-                leases[event.workspace] = advance(leases.get(event.workspace, free(event.workspace)), event, at)
+                row = leases.get(event.workspace, free(event.workspace))
+                leases[event.workspace] = advance(row, event, at, self._named())
         return leases
 
     def _folded(self, owner: str, events: Sequence[Event], at: int) -> dict[str, WorkspaceRow]:
@@ -115,6 +122,35 @@ class MemoryStore:
                 row = fold(rows.pop(id, None), owner, at, event)
                 rows |= {id: row} if row is not None else {}
         return rows
+
+    def _named(self) -> str | None:
+        return self.runner.id if self.runner is not None else None
+
+    async def _record_runner(self, events: Sequence[Event]) -> None:
+        if any(isinstance(event, RunStarted | LeaseAcquired) for event in events):
+            await self.register()
+
+    async def register(self) -> None:
+        if self.runner is not None:
+            self._runners.setdefault(self.runner.id, replace(self.runner, started=self._now()))
+            await self.beat()
+
+    async def beat(self) -> None:
+        if self.runner is not None and self.runner.id in self._runners:
+            self._runners[self.runner.id] = replace(self._runners[self.runner.id], heartbeat=self._now())
+
+    async def leave(self) -> None:
+        self._runners.pop(self._named() or "", None)
+
+    async def take_run(self, run: str, before: str | None) -> bool:
+        await self.register()
+        taken = run in self._rows and self._rows[run].runner == before
+        if taken:
+            self._rows[run] = replace(self._rows[run], runner=self._named())
+        return taken
+
+    async def runners(self) -> list[RunnerRow]:
+        return sorted(self._runners.values(), key=lambda row: (row.started, row.id))
 
     async def now(self) -> int:
         return self._now()
@@ -233,9 +269,9 @@ def _page(rows: list[R], before: Cursor | None, limit: int | None) -> list[R]:
     return [row for row in ordered if before is None or (row.created, row.id) < before][:limit]
 
 
-def _project(rows: dict[str, RunRow], run: str, at: int, event: Event) -> None:
+def _project(rows: dict[str, RunRow], run: str, at: int, event: Event, runner: str | None) -> None:
     if isinstance(event, RunStarted) and run not in rows:
-        said = (event.resumes, event.rehearsal, event.manifests)
+        said = (event.resumes, event.rehearsal, event.manifests, runner)
         rows[run] = RunRow(run, event.name, Status.RUNNING, None, event.plan, at, None, *said)
     if run not in rows:
         raise StoreFailed(f"run `{run}` has not started")

@@ -55,10 +55,11 @@ from runner.events.events import (
 from runner.events.record import replay
 from runner.lifecycle.lease import LeaseEvent
 from runner.lifecycle.workspace import WorkspaceEvent
-from runner.ports.store import Cursor, PoolRow, ProjectRow, RunRow, SlotRow, WorkspaceRow
+from runner.ports.store import Cursor, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
 from runner.store._rows import storable
+from runner.store._runners import drop_runner, read_runners, replace_runner, write_runner
 from runner.store._runs import find_run, read_runs, run_exists_error
 from runner.store._slots import (
     change_slot,
@@ -80,7 +81,7 @@ from runner.store._workspaces import (
     write_anchor,
 )
 
-OLDEST = 8  # of the schemas that are read
+OLDEST = 9  # of the schemas that are read
 BUSY_MILLISECONDS = 5_000
 POLL = 0.2  # seconds between looks for events that another process has written: a search by the primary key
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
@@ -200,8 +201,10 @@ class Reader:
                 raise _damaged(self._path, f"the events of run {owner} do not fit together") from error
             if [recorded.seq for recorded in history] != list(range(1, len(history) + 1)):
                 raise _damaged(self._path, f"events of {owner} are lacking")
-        for read in (self.workspaces, self.leases, self.projects, self.pools, self.slots, self.anchor, self.newest):
+        for read in (self.workspaces, self.leases, self.runners, self.projects, self.pools, self.slots):
             await read()
+        await self.anchor()
+        await self.newest()
         await self.pool_counts()
 
     def _check(self) -> None:
@@ -225,6 +228,9 @@ class Reader:
 
     async def find(self, run: str) -> RunRow:
         return await self._in_thread(lambda: find_run(self._connection, run))
+
+    async def runners(self) -> list[RunnerRow]:
+        return await self._in_thread(lambda: read_runners(self._connection))
 
     async def projects(self) -> list[ProjectRow]:
         return await self._in_thread(lambda: read_projects(self._connection))
@@ -262,9 +268,18 @@ class Reader:
 
 class SqliteStore(Reader):
     def __init__(
-        self, connection: sqlite3.Connection, path: Path, nonce: str, now: Callable[[], int], hook: Hook
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        nonce: str,
+        now: Callable[[], int],
+        *,
+        hook: Hook,
+        runner: RunnerRow | None,
     ) -> None:
         super().__init__(connection, path, now)
+        self.runner = runner
+        self._registered = False
         self.nonce = nonce
         self.writable = not is_read_only(path.parent)
         self._hook = hook
@@ -274,6 +289,25 @@ class SqliteStore(Reader):
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         return await self._append(_RUN_JOURNAL, run, events, fence)
+
+    async def register(self) -> None:
+        self._registered = True
+        await self.beat()
+
+    async def beat(self) -> None:
+        if self.runner is not None and self._registered:
+            runner = self.runner
+            await self._in_thread(lambda: write_runner(self._connection, runner, self._now()))
+
+    async def leave(self) -> None:
+        if self.runner is not None and self._registered:
+            id, self._registered = self.runner.id, False
+            await self._in_thread(lambda: drop_runner(self._connection, id, self._now()))
+
+    async def take_run(self, run: str, before: str | None) -> bool:
+        assert self.runner is not None
+        runner, self._registered = self.runner, True
+        return await self._in_thread(lambda: replace_runner(self._connection, run, before, runner, self._now()))
 
     async def put_project(self, project: ProjectRow) -> ProjectRow:
         return await self._in_thread(lambda: write_project(self._connection, project, self._now()))
@@ -402,10 +436,18 @@ class SqliteStore(Reader):
         (first,) = self._connection.execute(query, (run,)).fetchone()
         for event in request.events:
             if type(event) in _PROJECTED:  # a test alone for what an agent says a thousand times
-                _project(self._connection, run, at, event)
+                _project(self._connection, run, at, event, self._named_by(event, at))
         rows = [(run, seq, at, body) for seq, body in zip(count(first), request.rows, strict=False)]
         self._connection.executemany(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?)", rows)
         return [Recorded(run, seq, at, event) for seq, event in zip(count(first), request.events, strict=False)]
+
+    def _named_by(self, event: Event, at: int) -> str | None:
+        """Return the runner that the row of an event names, once it is recorded itself."""
+        if self.runner is None or not isinstance(event, RunStarted | LeaseAcquired):
+            return None
+        write_runner(self._connection, self.runner, at)
+        self._registered = True
+        return self.runner.id
 
     def _roll_back(self, error: RunnerError) -> None:
         if isinstance(error.__cause__, sqlite3.Error) and _primary(error.__cause__) == sqlite3.SQLITE_IOERR:
@@ -437,6 +479,7 @@ async def open_store(
     entropy: Callable[[int], bytes],
     hook: Hook = lambda point: None,
     must_exist: bool = False,
+    runner: RunnerRow | None = None,
 ) -> AsyncIterator[SqliteStore]:
     """Open the store in ``path``, migrated first if need be, and made unless it ``must_exist``.
 
@@ -451,7 +494,7 @@ async def open_store(
         connection = stack.enter_context(closing(opened))
         with _translated_errors(path):
             (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
-        yield SqliteStore(connection, path, nonce, now, hook)
+        yield SqliteStore(connection, path, nonce, now, hook=hook, runner=runner)
 
 
 @asynccontextmanager
@@ -611,16 +654,16 @@ def _back_up(connection: sqlite3.Connection, to: Path) -> None:
         raise
 
 
-def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) -> None:
-    """Update the projection tables for an event."""
+def _project(connection: sqlite3.Connection, run: str, at: int, event: Event, runner: str | None = None) -> None:
+    """Update the projection tables for an event of a runner."""
     project_workspace(connection, run, at, event)
     project_count(connection, event)
     match event:
         case RunStarted() as started:
             connection.execute(
-                "INSERT INTO runs (id, name, status, plan, created, key, resumes, rehearsal, manifests)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
-                (run, started.name, Status.RUNNING, started.plan, at, started.key, *_sources(started)),
+                "INSERT INTO runs (id, name, status, plan, created, key, resumes, rehearsal, manifests, runner)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+                (run, started.name, Status.RUNNING, started.plan, at, started.key, *_sources(started), runner),
             )
         case RunEnded(outcome=outcome, exit_code=exit_code):
             connection.execute(
@@ -634,9 +677,9 @@ def _project(connection: sqlite3.Connection, run: str, at: int, event: Event) ->
                 (run, commit, tree, base, branch, at),
             )
         case LeaseAcquired() | LeaseRefreshed():
-            write_lease(connection, event, at)
+            write_lease(connection, event, at, runner)
         case LeaseReleased():
-            write_lease(connection, event, at)
+            write_lease(connection, event, at, None)
             forget_leases(connection)
 
 

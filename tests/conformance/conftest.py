@@ -9,10 +9,11 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 import pytest
 
-from runner.ports.store import Store
+from runner.ports.store import RunnerRow, Store
 from runner.providers import gvisor, process
 from runner.sandbox.volume_docker import UID
 from runner.store.memory import MemoryStore
@@ -225,15 +226,18 @@ def _finished(name: str) -> Path:
     return TRANSCRIPTS / name / "finished.jsonl"
 
 
-OpenOn = Callable[[Callable[[], int]], AbstractAsyncContextManager[Store]]
+class OpenOn(Protocol):
+    def __call__(
+        self, now: Callable[[], int], runner: RunnerRow | None = None
+    ) -> AbstractAsyncContextManager[Store]: ...
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def open_on(request: pytest.FixtureRequest, tmp_path: Path) -> OpenOn:
-    """Open a store of either kind on a clock."""
+    """Open a store of either kind on a clock, for a runner or nobody."""
     if request.param == "memory":
-        return lambda now: nullcontext(MemoryStore(now))
-    return lambda now: open_store(tmp_path / "state.db", now=now, entropy=bytes)
+        return lambda now, runner=None: nullcontext(MemoryStore(now, runner=runner))
+    return lambda now, runner=None: open_store(tmp_path / "state.db", now=now, entropy=bytes, runner=runner)
 
 
 @pytest.fixture

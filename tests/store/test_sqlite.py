@@ -23,6 +23,8 @@ from runner import __version__
 from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, StoreTooOld, UnknownRun
 from runner.core.model import succeeded
 from runner.events import events as ev
+from runner.lifecycle.liveness import FORGET_AFTER
+from runner.ports.store import RunnerRow
 from runner.store.sqlite import _PROJECTED, OLDEST, SqliteStore, _project, migrate, open_reader, open_store, scripts
 from tests.support.needs import ROOT
 
@@ -186,6 +188,26 @@ async def test_a_reader_sees_what_is_committed_while_the_writer_works(tmp_path: 
 
         assert [r.event for r in await reader.events("abc")] == [STARTED]
         assert (await reader.find("last")).id == "abc"
+
+
+async def test_of_two_processes_that_take_over_a_run_one_gets_it(tmp_path: Path) -> None:
+    clock = [1_000]
+    first, second, dead = (RunnerRow(id, "host", "boot", "8:1", 7, 70) for id in ("r1", "r2", "r0"))
+
+    def opened(runner: RunnerRow) -> AbstractAsyncContextManager[SqliteStore]:
+        return open_store(tmp_path / "state.db", now=lambda: clock[0], entropy=bytes, runner=runner)
+
+    async with opened(dead) as store:
+        await store.append("a", [STARTED])
+    clock[0] += round(FORGET_AFTER * 1e6) + 1
+    async with opened(first) as one, opened(second) as other:
+        taken = [await store.take_run("a", "r0") for store in (one, other)]
+        listed = [row.id for row in await other.runners()]
+        await other.leave()
+
+        assert taken == [True, False]
+        assert listed == ["r0", "r1", "r2"]
+        assert [row.id for row in await one.runners()] == ["r1"], "of the dead one nothing was heard for long"
 
 
 async def test_a_reader_watches_what_another_process_writes(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def _plain(listed: RunSummary) -> dict[str, object]:
     seconds = None if row.ended is None else (row.ended - row.created) / 1e6
     times = {"created": moment(row.created), "ended": moment(row.ended), "seconds": seconds}
     why = {"reason": listed.reason, "message": listed.message or None, "cost_usd": listed.cost_usd}
-    return {**plain(row), **times, **why}
+    stored = {name: value for name, value in plain(row).items() if name != "runner"}  # an id that nothing shows
+    return {**stored, **times, **why}
 
 
 def _print(listing: RunList, now: int, out: Output) -> None:

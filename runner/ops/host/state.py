@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+
+import trio
 
 from runner.artifacts.history import FILE, was_started
 from runner.core.clock import now_microseconds
-from runner.core.errors import StoreFailed
+from runner.core.errors import RunnerError, StoreFailed
 from runner.core.home import RUNS, WORKSPACES
 from runner.core.model import ClockReference
+from runner.core.nurseries import open_services
 from runner.core.settings import Settings
-from runner.ports.store import Reader, Store
+from runner.lifecycle.liveness import BEAT
+from runner.ports.store import Reader, RunnerRow, Store
 from runner.store import open_reader, open_store
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_STAT = Path("/proc/self/stat")
 
 
 def see_clock(now: int) -> ClockReference:
@@ -37,10 +43,45 @@ def make_home(settings: Settings) -> None:
 async def open_state(settings: Settings) -> AsyncIterator[Store]:
     """Open the store; in a new home, create it. Raises what ``open_store`` raises."""
     known = has_history(settings)  # before the store is looked at, or another's first run could come between
-    async with open_store(settings.store_url, must_exist=known) as opened:
+    async with open_store(settings.store_url, must_exist=known, runner=this_runner(settings.home)) as opened:
         if opened.writable and await opened.anchor() is None:  # for the first who asks about the clock
             await opened.set_anchor(see_clock(now_microseconds()))
-        yield opened
+        async with _beating(opened):
+            yield opened
+
+
+@asynccontextmanager
+async def _beating(store: Store) -> AsyncIterator[None]:
+    """Let the store hear of this runner as long as the block runs, also while it ends after it was cancelled."""
+
+    async def beat() -> None:
+        with scope:
+            while True:
+                await trio.sleep(BEAT)
+                with suppress(RunnerError):  # the next one may be heard, and until then others wait
+                    await store.beat()
+
+    scope = trio.CancelScope(shield=True)
+    async with open_services() as services:
+        services.start_soon(beat)
+        try:
+            yield
+        finally:
+            scope.cancel()
+            with trio.CancelScope(shield=True), suppress(RunnerError):
+                await store.leave()
+
+
+def this_runner(home: Path) -> RunnerRow:
+    """Identify this process, as one that opens a store."""
+    try:
+        found = home.stat()
+        place = f"{found.st_dev}:{found.st_ino}"
+    except OSError:
+        place = ""  # nobody can have a lock there
+    ticks = int(_STAT.read_text(errors="replace").rpartition(")")[2].split()[19])
+    boot = _BOOT.read_text().strip()
+    return RunnerRow(os.urandom(8).hex(), os.uname().nodename, boot, place, os.getpid(), ticks)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Warm pools: which ones there should be, and the process that keeps them.
 
 Manifests and settings say what a keeper starts with; from then on the store does, so that other processes can change
-it. A keeper holds a file lock, so a ``RUNNER_HOME`` has one at most.
+it. A keeper holds a file lock, so a ``RUNNER_HOME`` has one at most, and slots name it, so a store has one at most.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from runner.core.nurseries import open_services
 from runner.core.sanitize import excerpt
 from runner.engine.pool import Keeper, clear
 from runner.lifecycle.pool import name_of
+from runner.ops.host.liveness import read_liveness
 from runner.ops.planning.facts import usable_providers
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.pool.handoff import PLACE, listening, serve
@@ -98,16 +99,19 @@ async def open_pool(
     another process keeps the pools of this store.
     """
     store, deps, home = env.store, env.deps, env.settings.home
+    if place := await _kept_elsewhere(env):
+        raise PoolKept(f"the warm pools of this store are kept by {place}", hint="runner pool status")
     lock = await trio.to_thread.run_sync(try_lock, home / PLACE)
     if lock is None:
         raise PoolKept(f"another process keeps the warm pools of `{home}`", hint="runner pool status")
     try:
         await clear(store, providers_of(env))
+        await store.register()
         await store.put_pools(pools)
         keeper = Keeper(
             store,
             _remembering(deps.provider),
-            name=f"keeper {os.getpid()}",
+            name=store.runner.id if store.runner is not None else "",
             new_id=partial(secrets.token_hex, 6),
             tell=tell,
         )
@@ -118,6 +122,15 @@ async def open_pool(
                 yield
     finally:
         os.close(lock)
+
+
+async def _kept_elsewhere(env: WorkspaceEnv) -> str | None:
+    """Say where another home's keeper of this store is, unless it is known to be dead."""
+    keepers = {slot.keeper for slot in await env.store.slots()}
+    if not keepers:
+        return None
+    liveness = await read_liveness(env.store, env.settings.home)
+    return next((place for keeper in keepers if (place := liveness.elsewhere(keeper))), None)
 
 
 def _remembering(open_provider: Callable[[str], Provider]) -> Callable[[str], Provider]:
@@ -137,7 +150,7 @@ def providers_of(env: WorkspaceEnv) -> list[Provider]:
 
 async def clear_left(env: WorkspaceEnv, *, dry_run: bool) -> list[CompletedChange]:
     """Remove what a dead keeper left, or with ``dry_run`` only list it."""
-    if is_locked(env.settings.home / PLACE):
+    if is_locked(env.settings.home / PLACE) or await _kept_elsewhere(env):
         return []
     found = await clear(env.store, providers_of(env), dry_run=dry_run)
     return [CompletedChange(id, "was kept warm by a process that has died", left=left) for id, left in found.items()]
@@ -150,7 +163,8 @@ async def status(env: WorkspaceEnv) -> PoolStatus:
     store = env.store
     pools, slots, counts = await store.pools(), await store.slots(), await store.pool_counts()
     states = [PoolState(pool.name, pool.key, pool.size, _states(pool, slots)) for pool in pools]
-    return PoolStatus(is_locked(env.settings.home / PLACE), tuple(states), counts)
+    kept = is_locked(env.settings.home / PLACE) or await _kept_elsewhere(env) is not None
+    return PoolStatus(kept, tuple(states), counts)
 
 
 def _states(pool: PoolRow, slots: Sequence[SlotRow]) -> dict[SlotState, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import trio
@@ -19,11 +19,11 @@ LOOK = 0.2  # seconds between looks at the runner and the clock
 
 
 async def follow(
-    run: str, store: Reader, sinks: Sequence[Sink], control: RunCancellation, *, is_locked: Callable[[], bool]
+    run: str, store: Reader, sinks: Sequence[Sink], control: RunCancellation, *, is_lost: Callable[[], Awaitable[bool]]
 ) -> RunRecord:
     """Pass every event of a run to the sinks, from first to last, and return its record.
 
-    Raises ``RunUnfinished`` when the run has lost its runner, as ``is_locked`` says, when it has not ended by its
+    Raises ``RunUnfinished`` when the run has lost its runner, as ``is_lost`` says, when it has not ended by its
     deadline and stop budget, or when ``control`` stops the wait. The run itself goes on.
     """
     record, seen, lost = RunRecord(run), 0, False
@@ -40,7 +40,7 @@ async def follow(
         nonlocal lost
         while not lost and not (record.started and await store.now() > _latest(record, control)):
             await trio.sleep(LOOK)
-            lost = not is_locked()
+            lost = await is_lost()
         watching.cancel()
 
     with control.work:

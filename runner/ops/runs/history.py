@@ -9,12 +9,12 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.artifacts.run_lock import is_locked
 from runner.core.errors import StoreDamaged, UnknownRun, nearest
 from runner.core.home import run_directory
 from runner.core.model import Reason, Status
 from runner.core.settings import Settings
 from runner.events.record import RunRecord, replay
+from runner.ops.host.liveness import is_lost
 from runner.ops.host.state import read_state
 from runner.ports.store import Reader, RunRow
 from runner.report.run_files import used
@@ -107,7 +107,7 @@ async def _read_rows(store: Reader, settings: Settings, wanted: RunFilter) -> li
     """Read the matching runs of any directory; status ``lost`` means that its runner died before its end."""
     read = partial(store.runs, status=wanted.status, name=wanted.name, since=wanted.since)
     rows = await read()
-    suspects = {row.id for row in rows if row.ended is None and not is_locked(run_directory(settings.home, row.id))}
+    suspects = {row.id for row in rows if row.ended is None and await is_lost(store, settings.home, row)}
     if suspects:  # asked again, for a runner writes the end before it lets go
         rows = await read()
     rows = [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]
@@ -118,13 +118,13 @@ async def find_run(settings: Settings, run: str) -> StoredRun:
     """Find a run by unique prefix or ``last``; a lost one as well. Raises ``UnknownRun``."""
     async with read_state(settings) as store:
         row = await store.find(run)
-        lives = is_locked(run_directory(settings.home, row.id))
+        lost = row.ended is None and await is_lost(store, settings.home, row)
         history = await store.events(row.id)
     try:
         record = replay(row.id, history)
     except KeyError as error:
         raise StoreDamaged(f"the events of run `{row.id}` do not fit together", hint="run `runner recover`") from error
-    if record.ended is None and not lives:
+    if record.ended is None and lost:
         record.status = Status.LOST
     return StoredRun(record, run_directory(settings.home, row.id))
 

@@ -1,6 +1,7 @@
 """Recover runs whose runner died: end them, and remove what they left on the host.
 
-This is safe beside living runs and beside another recovery: only the process that locks a run's directory touches it.
+This is safe beside living runs and beside another recovery: only the process that locks a run's directory, and is named
+in its row, touches it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from runner.core.settings import Settings
 from runner.engine.recover import Recovered, belongings, recover, unsaved
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold, replay
+from runner.lifecycle.liveness import DEAD_AFTER
+from runner.ops.host.liveness import Liveness, read_liveness
 from runner.ops.host.state import has_history, open_state
 from runner.ops.planning.facts import usable_providers
 from runner.ops.pool.pool import clear_left
@@ -42,6 +45,8 @@ from runner.safefs import trees
 from runner.sandbox import mounts, processes
 from runner.store import exists
 from runner.store.sqlite import REBUILD_HINT
+
+_SILENT = f"wait for its end, or until nothing was heard of it for {DEAD_AFTER:.0f} s"
 
 
 class Recovery(Struct, frozen=True):
@@ -99,14 +104,20 @@ async def recover_runs(
     handles = [handle for name in providers for handle in await deps.provider(name).list_owned(deps.nonce)]
     workspaces = [*(handle.id for handle in handles), *(lease.workspace for lease in await store.leases())]
     done: list[Recovered] = []
+    liveness = await read_liveness(store, settings.home)
     for row in reversed(rows):  # the oldest first
         paths = RunPaths(settings.home, row.id)
-        if row.id in behind or (row.ended is not None and _is_whole(row, paths, workspaces)):
+        host = _other_host(row, settings, paths, liveness)
+        if row.id in behind or (row.ended is not None and (host or _is_whole(row, paths, workspaces))):
             continue
-        async with _holding(paths.directory, dry_run) as held:
+        if place := liveness.elsewhere(row.runner):
+            if run is not None:
+                raise RunUnfinished(f"run `{row.id}` is worked on by {place}", hint=_SILENT)
+            continue
+        async with _holding(row, store, paths.directory, dry_run) as held:
             if held:
                 own = [handle for handle in handles if handle.id.rpartition("-")[0] == row.id]
-                done += await _recover(row, paths, store, deps, own, dry_run=dry_run)
+                done += await _recover(row, paths, store, deps, own, dry_run=dry_run, host=host)
             elif run is not None:
                 raise RunUnfinished(f"a runner is still working on run `{row.id}`", hint=f"runner runs show {row.id}")
     strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
@@ -122,6 +133,13 @@ def require_known(run: str, unknown: Sequence[Unrecorded]) -> None:
             raise StoreDamaged(f"run `{one.id}` is only partly in the store: {one.why}", hint=REBUILD_HINT)
 
 
+def _other_host(row: RunRow, settings: Settings, paths: RunPaths, liveness: Liveness) -> str | None:
+    """Name the host of a run that was started in another home; others may share the store."""
+    if (paths.directory / "plan.json").exists():
+        return None
+    return liveness.host(row.runner) or (None if settings.database_url is None else "that it ran on")
+
+
 def _is_whole(row: RunRow, paths: RunPaths, workspaces: Sequence[str]) -> bool:
     """Tell whether an ended run needs nothing more."""
     copied = is_finished(paths.directory) or not paths.directory.exists()
@@ -129,7 +147,14 @@ def _is_whole(row: RunRow, paths: RunPaths, workspaces: Sequence[str]) -> bool:
 
 
 @asynccontextmanager
-async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
+async def _holding(row: RunRow, store: Store, directory: Path, dry_run: bool) -> AsyncIterator[bool]:
+    """Become the runner of a run for the block, here and for other hosts, and yield whether that worked."""
+    async with _locking(directory, dry_run) as held:
+        yield held and (dry_run or await store.take_run(row.id, row.runner))
+
+
+@asynccontextmanager
+async def _locking(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
     """Lock a run's directory for the block, and yield whether that worked; a dry run only looks."""
     if dry_run:
         yield not is_locked(directory)
@@ -143,9 +168,19 @@ async def _holding(directory: Path, dry_run: bool) -> AsyncIterator[bool]:
 
 
 async def _recover(
-    row: RunRow, paths: RunPaths, store: Store, deps: RunDependencies, own: Sequence[Handle], *, dry_run: bool
+    row: RunRow,
+    paths: RunPaths,
+    store: Store,
+    deps: RunDependencies,
+    own: Sequence[Handle],
+    *,
+    dry_run: bool,
+    host: str | None,
 ) -> list[Recovered]:
-    """Recover one run; ``own`` are its workspaces on this host, which a rebuilt journal may lack."""
+    """Recover one run, which may be of another ``host``.
+
+    ``own`` are its workspaces on this host, which a rebuilt journal may lack.
+    """
     try:
         history = await store.events(row.id)
         record = replay(row.id, history)
@@ -164,7 +199,7 @@ async def _recover(
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
         return await store.append(run, events, fence=fence)
 
-    recovered = await recover(record, _plan(record, paths), paths=paths, deps=deps, append=append)
+    recovered = await recover(record, _plan(record, paths), paths=paths, deps=deps, append=append, host=host)
     news = await store.events(row.id, after=len(history))
     if record.ended is not None and (news or not is_finished(paths.directory)):
         await trio.to_thread.run_sync(write_copies, paths.directory, [*history, *news], record)
@@ -222,7 +257,7 @@ async def _strays(home: Path, known: set[str], store: Store, dry_run: bool) -> l
     """Remove directories of runs whose runner died before the first event."""
     found = []
     for directory in _unknown(home, known):
-        async with _holding(directory, dry_run) as held:
+        async with _locking(directory, dry_run) as held:
             if held and not await store.events(directory.name) and not was_started(directory):
                 found.append(str(directory))
                 if not dry_run:

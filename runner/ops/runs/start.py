@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_files import read_account, write_comparisons
-from runner.artifacts.run_lock import is_locked
 from runner.core.errors import Attached, RunExists, RunnerError, RunOver, UsageError
 from runner.core.home import run_directory
 from runner.core.ids import is_run_id, run_id
@@ -30,6 +29,7 @@ from runner.events.events import Recorded, RunEnded
 from runner.events.record import RunRecord, replay
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS
+from runner.ops.host.liveness import is_run_lost
 from runner.ops.host.state import make_home, open_state
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.planning.plan_inputs import plan_inputs_of
@@ -210,8 +210,8 @@ async def start_in(
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
                 handle.id = taken.run
                 handle.begun.set()
-                held = partial(is_locked, RunPaths(settings.home, taken.run).directory)
-                record = await follow(taken.run, store, sinks, handle.control, is_locked=held)
+                lost = partial(is_run_lost, store, settings.home, taken.run)
+                record = await follow(taken.run, store, sinks, handle.control, is_lost=lost)
             handle.record = record
             handle.ended.set()
 

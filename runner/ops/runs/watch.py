@@ -1,4 +1,4 @@
-"""Watch a run of this host from another process."""
+"""Watch a run from another process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from runner.artifacts.run_lock import is_locked
 from runner.core.errors import BadPlanFile
 from runner.core.settings import Settings
 from runner.engine.run import RunCancellation
 from runner.events.record import RunRecord
+from runner.ops.host.liveness import is_run_lost
 from runner.ops.host.state import read_state
 from runner.ops.planning.plan_file import read_document
 from runner.ops.runs.attach import follow
@@ -27,9 +27,9 @@ async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) ->
     """
     run = stored.record.id
     stop_budget = float(planned(stored).get("stop_budget_seconds", 0.0)) + _LATE
-    held = partial(is_locked, stored.directory)
     async with read_state(settings) as store:
-        return await follow(run, store, sinks, RunCancellation(stop_budget), is_locked=held)
+        lost = partial(is_run_lost, store, settings.home, run)
+        return await follow(run, store, sinks, RunCancellation(stop_budget), is_lost=lost)
 
 
 def planned(stored: StoredRun) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 
 import trio
@@ -17,6 +16,7 @@ from runner.core.model import Lease
 from runner.core.settings import Settings
 from runner.events.events import WarningIssued
 from runner.lifecycle.lease import lease_held
+from runner.ops.host.liveness import Liveness, read_liveness
 from runner.ops.workspaces.workspace_lease import (
     BREAK,
     HeldWorkspace,
@@ -27,7 +27,7 @@ from runner.ops.workspaces.workspace_lease import (
     replace_lock,
 )
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
-from runner.ports.store import WorkspaceRow
+from runner.ports.store import Reader, WorkspaceRow
 
 COMMAND = "exec"  # what the holder of a lease does who can be asked to end
 
@@ -47,17 +47,18 @@ class LeaseState(Struct, frozen=True):
 
 async def list_leases(env: WorkspaceEnv) -> list[LeaseState]:
     """List every lease, the oldest first, those of dead holders as well."""
-    return states_of(await env.store.leases(), env.settings, await env.store.now())
+    return await read_states(env.store, env.settings)
 
 
 async def lease_of(env: WorkspaceEnv, id: str) -> LeaseState | None:
     """Return the lease of a workspace, ``None`` for a free one."""
     lease = await env.store.lease(id)
-    return states_of([lease], env.settings, await env.store.now())[0] if lease.id else None
+    return _state(lease, env.settings.home, await read_liveness(env.store, env.settings.home)) if lease.id else None
 
 
-def states_of(leases: Iterable[Lease], settings: Settings, now: int) -> list[LeaseState]:
-    return [_state(lease, settings.home, now) for lease in leases]
+async def read_states(store: Reader, settings: Settings) -> list[LeaseState]:
+    liveness = await read_liveness(store, settings.home)
+    return [_state(lease, settings.home, liveness) for lease in await store.leases()]
 
 
 async def release(env: WorkspaceEnv, text: str) -> str:
@@ -71,7 +72,8 @@ async def release(env: WorkspaceEnv, text: str) -> str:
         return f"workspace {row.id} is free"
     if row.run is not None:
         hint = f"runner recover {row.run}"
-        if is_locked(run_directory(env.settings.home, row.run)):
+        liveness = await read_liveness(env.store, env.settings.home)
+        if not liveness.is_dead(lease.runner, locked=is_locked(run_directory(env.settings.home, row.run))):
             hint = f"wait, or `runner lease break {row.id} --yes`"
         raise LeaseHeld(f"workspace `{row.id}` is in use by {lease.holder}", hint=hint)
     async with hold(env, row, "release"):
@@ -89,6 +91,8 @@ async def break_lease(env: WorkspaceEnv, text: str, *, sure: bool) -> str:
     lease = await env.store.lease(row.id)
     if not lease.id:
         raise WorkspaceState(f"workspace `{row.id}` is free, there is nothing to break")
+    if place := (await read_liveness(env.store, env.settings.home)).elsewhere(lease.runner):
+        raise lease_held(lease, place)  # what runs in it cannot be killed from here
     if not sure:
         message = f"breaking the lease of workspace `{row.id}` kills all that `{lease.holder}` runs in it"
         raise UsageError(message, hint=f"runner lease break {row.id} --yes")
@@ -140,11 +144,11 @@ async def _end(pid: int, lease: Lease, lock: Path) -> bool:
         os.close(process)
 
 
-def _state(lease: Lease, home: Path, now: int) -> LeaseState:
+def _state(lease: Lease, home: Path, liveness: Liveness) -> LeaseState:
     state = "live"
-    if not lease.live(now):
+    if not lease.live(liveness.now):
         state = "expired"
-    elif not is_locked(_lock(lease, home)):
+    elif liveness.is_dead(lease.runner, locked=is_locked(_lock(lease, home))):
         state = "dead"
     times = (lease.acquired, lease.refreshed, lease.expires)
     return LeaseState(lease.id, lease.workspace, lease.holder, state, *times, lease.fence)

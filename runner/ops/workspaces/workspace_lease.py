@@ -29,6 +29,7 @@ from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, WarningIssued
 from runner.lifecycle.lease import TTL, lease_held
+from runner.ops.host.liveness import read_liveness
 from runner.ops.host.state import make_home, open_state
 from runner.ops.runs.dependencies import Advise, dependencies_of, ignore
 from runner.ports.provider import KILL_GRACE, STOP_GRACE, Provider
@@ -163,6 +164,9 @@ async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, 
     async def emit(*events: Event) -> None:
         await held.write(*((intent,) if intent is not None else ()), *events)
 
+    now = await env.store.lease(id)
+    if now.id and (place := (await read_liveness(env.store, env.settings.home)).elsewhere(now.runner)):
+        raise lease_held(now, place)
     give_up = trio.current_time() + PATIENCE
     while True:
         lock = await trio.to_thread.run_sync(try_lock, env.lock(id))

@@ -43,7 +43,7 @@ from runner.manifest.repository import FILE, FILE_BYTES
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import agents_file
 from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, status_of
-from runner.ops.workspaces.leases import LeaseState, ask_to_end, states_of
+from runner.ops.workspaces.leases import LeaseState, ask_to_end, read_states
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, ResolvedRef, Snapshot, SnapshotOptions
@@ -103,8 +103,8 @@ class WorkspaceSummary(Struct, frozen=True):
 async def list_workspaces(settings: Settings) -> list[WorkspaceSummary]:
     """List every workspace, newest first, those of runs as well."""
     async with read_state(settings) as store:
-        rows, leases, now = await store.workspaces(), await store.leases(), await store.now()
-    held = {lease.workspace: lease for lease in states_of(leases, settings, now)}
+        rows, leases = await store.workspaces(), await read_states(store, settings)
+    held = {lease.workspace: lease for lease in leases}
     return [WorkspaceSummary(row, held.get(row.id)) for row in rows]
 
 

@@ -34,12 +34,15 @@ class Elsewhere:
             await trio.sleep(1)
         self.locked = not self._died
 
+    async def is_lost(self) -> bool:
+        return not self.locked
+
     async def followed(self, control: RunCancellation) -> str:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.write)
             sinks = [lambda recorded: self.seen.append(recorded.event)]
             try:
-                record = await follow("a", self.store, sinks, control, is_locked=lambda: self.locked)
+                record = await follow("a", self.store, sinks, control, is_lost=self.is_lost)
                 return record.status.value
             except RunUnfinished as error:
                 return error.message
@@ -68,10 +71,13 @@ async def test_an_end_that_was_written_before_the_lock_was_let_go_counts(autojum
             await trio.sleep_forever()
             yield
 
+    async def lost() -> bool:
+        return True
+
     store = LateJournal(now)
     await store.append("a", [STARTED, ENDED])
 
-    record = await follow("a", store, [], RunCancellation(5.0), is_locked=lambda: False)
+    record = await follow("a", store, [], RunCancellation(5.0), is_lost=lost)
 
     assert record.status == "succeeded"
 

@@ -18,7 +18,8 @@ CREATE TABLE runs (
     key TEXT,  -- a second start with the same one is refused, so that it can attach to the run that the first one made
     resumes TEXT,
     rehearsal TEXT,
-    manifests TEXT
+    manifests TEXT,
+    runner TEXT  -- who works on it; one that is not in the table of runners has ended in good order
 ) STRICT;
 
 CREATE INDEX runs_by_age ON runs (created, id);
@@ -77,7 +78,21 @@ CREATE TABLE leases (
     holder TEXT NOT NULL,
     acquired INTEGER NOT NULL,
     refreshed INTEGER NOT NULL,
-    expires INTEGER NOT NULL
+    expires INTEGER NOT NULL,
+    runner TEXT
+) STRICT;
+
+-- Processes that work on runs or hold leases.
+
+CREATE TABLE runners (
+    id TEXT NOT NULL PRIMARY KEY,
+    host TEXT NOT NULL,
+    boot TEXT NOT NULL,
+    home TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    ticks INTEGER NOT NULL,  -- from the boot to the start of the process, so that its number is nobody else's
+    started INTEGER NOT NULL,
+    heartbeat INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE workspace_events (

@@ -1,0 +1,149 @@
+"""Two ``RUNNER_HOME``s with one store: neither ends what the other works on while that may live."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from runner.core.errors import PoolKept
+from runner.core.model import SlotState
+from runner.lifecycle.liveness import DEAD_AFTER
+from runner.ops.pool.pool import clear_left, open_pool, status
+from runner.ops.workspaces.workspace_lease import open_workspace_env
+from runner.ports.store import SlotRow
+from tests.ops.runs.test_recover import AGENT, kill, run_in_agent
+from tests.support.folder_contents import folder
+from tests.support.situations import Project, leftovers, until
+
+
+@pytest.fixture
+def hosts(project: Project) -> tuple[Project, Project]:
+    """Two hosts: what is a lock in the home of one is nothing in that of the other."""
+    url = f"sqlite://{folder(project.home / 'shared') / 'state.db'}"
+    project.env["RUNNER_DATABASE_URL"] = url
+    project.script(AGENT)
+    return project, replace(project, home=folder(project.home / "other"))
+
+
+def stop_hearts(project: Project) -> None:
+    """Let as much time pass by the store's clock as a dead runner is waited for."""
+    with closing(sqlite3.connect(project.home / "shared" / "state.db")) as store, store:
+        store.execute("UPDATE runners SET heartbeat = heartbeat - ?", (round(DEAD_AFTER * 1e6) + 1,))
+
+
+@pytest.mark.slow
+def test_a_run_that_lives_on_another_host_is_not_touched(hosts: tuple[Project, Project]) -> None:
+    here, there = hosts
+    with run_in_agent(here) as (runner, run):
+        everything, this = there.runner("recover"), there.runner("recover", run)
+        listed = there.json("runs", "list", "--all")
+        leases = there.json("lease", "list")
+        collected = there.runner("gc")
+
+        assert (everything.code, everything.out) == (0, "nothing to recover\n")
+        assert this.code == 5
+        assert f"run `{run}` is worked on by process {runner.pid} of host" in this.err
+        assert [row["status"] for row in listed] == ["running"]
+        assert [lease["state"] for lease in leases] == ["live"]
+        assert collected.code == 0
+        assert runner.poll() is None
+        assert not (there.home / "state" / "runs" / run).exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_another_host_is_ended_when_its_runner_is_known_to_be_dead(hosts: tuple[Project, Project]) -> None:
+    here, there = hosts
+    with run_in_agent(here) as (runner, run):
+        kill(runner)
+        too_early = there.runner("recover", run)
+        stop_hearts(here)
+
+        listed = there.json("runs", "list", "--all")
+        done = there.runner("recover", run)
+        again = there.runner("recover")
+
+        assert too_early.code == 5, "it is not known to be dead"
+        assert [row["status"] for row in listed] == ["lost"]
+        assert f"{run} work: unknown" in done.out
+        assert "run `runner recover` on the host" in done.out, "its workspace is not here"
+        assert done.code != 0
+        assert again.out == "nothing to recover\n"
+
+        at_home = here.runner("recover")
+        assert "saved    work.patch" in at_home.out
+        assert leftovers(here.home) == []
+        assert here.json("runs", "show", run)["status"] == "unknown"
+
+
+@pytest.mark.slow
+def test_on_its_own_host_a_run_is_recovered_at_once(hosts: tuple[Project, Project]) -> None:
+    here, there = hosts
+    with run_in_agent(here) as (runner, _):
+        kill(runner)
+
+        assert "saved    work.patch" in here.runner("recover").out
+        assert there.runner("recover").out == "nothing to recover\n"
+
+
+@pytest.mark.slow
+def test_a_run_is_followed_from_another_host_until_its_runner_is_dead(hosts: tuple[Project, Project]) -> None:
+    here, there = hosts
+    with run_in_agent(here) as (runner, run):
+        follower = there.start("runs", "attach", run)
+        kill(runner)
+        time.sleep(1)
+        assert follower.poll() is None
+
+        stop_hearts(here)
+        _, said = follower.communicate(timeout=20)
+
+    assert follower.returncode == 5
+    assert f"run `{run}` has lost its runner" in said
+
+
+async def test_pools_that_a_keeper_keeps_elsewhere_are_left_to_it(project: Project) -> None:
+    settings = project.settings(RUNNER_DATABASE_URL=f"sqlite://{project.home / 'state.db'}")
+    other = structs.replace(settings, home=project.home / "other")
+    async with open_workspace_env(settings) as here, open_workspace_env(other) as there:
+        assert there.store.runner is not None
+        await there.store.register()
+        await there.store.put_slot(SlotRow("slot-1", "pool", SlotState.READY, there.store.runner.id))
+
+        with pytest.raises(PoolKept, match=f"are kept by process {os.getpid()} of host"):
+            async with open_pool(here, [], print):
+                pass
+
+        assert await clear_left(here, dry_run=False) == []
+        assert (await status(here)).kept
+        assert len(await there.store.slots()) == 1
+
+
+@pytest.mark.slow
+def test_a_workspace_that_a_command_runs_in_elsewhere_is_left_to_it(hosts: tuple[Project, Project]) -> None:
+    here, there = hosts
+    id = here.json("workspace", "create")["id"]
+    command = here.start("workspace", "exec", id, "--", "sleep", "300")
+    try:
+        until(lambda: here.json("lease", "list"))
+        refused = [
+            there.runner("lease", "release", id),
+            there.runner("lease", "break", id, "--yes"),
+            there.runner("workspace", "destroy", id, "--discard"),
+        ]
+        leases = there.json("lease", "list")
+        swept = [there.runner("recover"), there.runner("gc")]
+
+        assert [done.code for done in refused] == [5, 5, 5]
+        assert all(f"process {command.pid} of host" in done.err for done in refused)
+        assert [lease["state"] for lease in leases] == ["live"]
+        assert [done.code for done in swept] == [0, 0]
+        assert command.poll() is None
+    finally:
+        kill(command)
+    assert here.runner("workspace", "destroy", id, "--discard").code == 0
