@@ -15,9 +15,11 @@ from typing import TextIO
 
 from runner.artifacts.history import ESCAPED, FILE, event_line
 from runner.artifacts.run_lock import create_locked
+from runner.artifacts.stored_plan import FILE as PLAN
+from runner.core.codec import plain
 from runner.events.events import Recorded, RunEnded
 from runner.events.record import RunRecord
-from runner.plan.model import FORMAT, Json, RunPlan, run_document
+from runner.plan.model import FORMAT, RunPlan, run_document
 from runner.report.json import record_document
 from runner.report.text import render_run
 
@@ -41,11 +43,11 @@ class RunFiles:
         rmtree(self.directory)
         os.close(self._held)
 
-    def write_plan(self, plan: RunPlan, digest: str, inputs: Json, rehearsal: str | None = None) -> None:
+    def write_plan(self, plan: RunPlan, digest: str, inputs: object, rehearsal: str | None = None) -> None:
         """``inputs`` of the plan are for a run that resumes this one; ``rehearsal`` is that of the record."""
         played = {} if rehearsal is None else {"rehearsal": rehearsal}
-        document = {"format": FORMAT, **played, "digest": digest, "runs": [run_document(plan)], "inputs": inputs}
-        write(self.directory / "plan.json", self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
+        document = {"format": FORMAT, **played, "digest": digest, "runs": [run_document(plan)], "inputs": plain(inputs)}
+        write(self.directory / PLAN, self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
 
     def __call__(self, recorded: Recorded) -> None:
         self._events.write(event_line(recorded) + "\n")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner.artifacts.layout import write
-from runner.compiler import read_runs
-from runner.core.errors import RunnerError
+from runner.artifacts.stored_plan import read_plan
+from runner.core.errors import BadPlanFile, RunnerError
 from runner.events.record import RunRecord
 from runner.policy.paths import PathPolicy
 from runner.report.compare import document, groups, markdown, row_of
@@ -29,8 +29,8 @@ def read_account(record: RunRecord, directory: Path) -> Account:
     """Read everything that reports of a run are made from; a directory that is gone adds nothing."""
     tails = {name: tail for name in _unsuccessful(record) if (tail := (*_tail(record, directory, name),))}
     try:
-        (plan,) = read_runs(json.loads((directory / "plan.json").read_text(encoding="utf-8"))["runs"])
-    except FileNotFoundError:
+        plan = read_plan(directory).run
+    except BadPlanFile:
         return Account(record, directory, group=record.name, origins={"": ""}, tails=tails)
     agent, save, scan = plan.body(AgentBody), plan.body(SaveBody), plan.body(ScanBody)
     return Account(

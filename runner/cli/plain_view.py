@@ -27,10 +27,9 @@ async def open_console(
         yield lambda recorded: out.json(ev.as_json(recorded), indent=None)
         return
     from runner.cli.live_view import open_screen
-    from runner.plan.model import run_document
-    from runner.report.triage import header_of
+    from runner.ops.runs.header import header_of
 
-    headers = {plan.name: header_of(run_document(plan)) for plan in plans}
+    headers = {plan.name: header_of(plan) for plan in plans}
     async with open_screen(out, headers, settings, quiet=quiet) as screen:
         yield screen
 

@@ -1,16 +1,19 @@
 """Compare two plan documents field by field, with the manifest line of each change.
 
-Both sides are in JSON form, since the older one comes from a file. Runs are compared by name, steps by id, files by
-name and content. Not compared: origins, since a comment moves them, and derived values such as the digest of all
+Both are compared in JSON form, where a field has its path. Runs are compared by name, steps by id, files by name and
+content. Not compared: origins, since a comment moves them, and derived values such as the digest of all
 policies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
+
+from runner.core.codec import plain
+from runner.plan.model import RunPlan
 
 Sign = Literal["+", "-", "~"]
 Plain = Mapping[str, Any]  # a JSON object of a plan document
@@ -38,11 +41,16 @@ class Change(Struct, frozen=True):
         return _is_file(self.old) or _is_file(self.new)
 
 
-def diff(old: Plain, new: Plain) -> list[Change]:
-    """The changes that lead from one plan document to the other; in the order of the new one, removals last."""
+def diff(old: Iterable[RunPlan], new: Iterable[RunPlan]) -> list[Change]:
+    """The changes that lead from some runs to others; in the order of the new ones, removals last."""
+    return changes_of(map(plain, old), map(plain, new))
+
+
+def changes_of(old: Iterable[Plain], new: Iterable[Plain]) -> list[Change]:
+    """The changes between runs in JSON form."""
     changes: list[Change] = []
-    before = {run["name"]: run for run in old["runs"]}
-    after = {run["name"]: run for run in new["runs"]}
+    before = {run["name"]: run for run in old}
+    after = {run["name"]: run for run in new}
     for name, run in after.items():
         if name in before:
             changes += _run(name, before[name], run)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import join
-from typing import Any
 
 from msgspec import Struct, field
 
@@ -64,33 +63,6 @@ class Result(Struct, frozen=True):
     place: Path | None = None
     words: str = ""
     here: Path = field(default_factory=Path)  # what paths are shown from
-
-
-def header_of(run: Mapping[str, Any]) -> Header:
-    """Return the header of a run's plan in its JSON form, as ``plan.json`` has it."""
-    bodies = {step["kind"]: (step["body"], step) for step in run.get("steps", ())}
-    agent, step = bodies.get("agent", ({}, {}))
-    verify = (bodies.get("verify", ({}, {}))[0].get("verify") or {}).get("report") or {}
-    save, _ = bodies.get("save", ({}, {}))
-    model, cluster = agent.get("model") or {}, agent.get("cluster")
-    return Header(
-        agent.get("agent", ""),
-        model.get("name", ""),
-        tuple(run.get("providers", ())),
-        Path(save["incident"]) if save.get("incident") else None,
-        _cluster(cluster) if cluster else "",
-        step.get("network", "none"),
-        (model.get("budget") or {}).get("turns"),
-        verify.get("path", ""),
-        tuple(verify.get("sections", ())),
-        version=(agent.get("cli") or {}).get("found", ""),
-    )
-
-
-def _cluster(cluster: Mapping[str, Any]) -> str:
-    where = f", namespace {cluster['namespace']}" if cluster.get("namespace") else ""
-    by = f"   credential from exec {cluster['plug_in']}" if cluster.get("plug_in") else ""
-    return f"{cluster['context']} {cluster['server']}{where}   READ ONLY (get list watch logs; secrets refused){by}"
 
 
 def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.ops.planning.plan_file import content_digest
 from tests.support import dockerd
 from tests.support.situations import REPO, Project, document, step
 
@@ -88,8 +89,8 @@ def test_a_plan_pins_the_image_and_is_stale_when_that_is_gone(project: Project) 
     assert json.loads(plan.read_text())["runs"][0]["image"] == dockerd.image_id()
 
     saved = json.loads(plan.read_text())
-    saved["pinned"]["images"] = {"work": "sha256:" + "0" * 64}
-    plan.write_text(json.dumps(saved))
+    saved["facts"]["work"]["image"] = "sha256:" + "0" * 64
+    plan.write_text(json.dumps({**saved, "content": content_digest(saved)}))
     applied = project.runner("apply", str(plan))
 
     assert applied.code == 2

@@ -135,8 +135,8 @@ def test_durations_are_said_as_people_say_them(project: Project) -> None:
     assert "~ work.deadline_seconds 20m -> 1m30s" in changes(project)
 
 
-@pytest.mark.parametrize("texts", ["null", "[]", '{"x": 1}', '"text"'])
-def test_texts_that_nobody_of_ours_has_kept_are_none(project: Project, texts: str) -> None:
+@pytest.mark.parametrize("texts", ["null", "[1]", '{"x": 1}', '"text"'])
+def test_a_plan_that_is_damaged_is_not_compared(project: Project, texts: str) -> None:
     project.script("echo one\n", provider="process")
     _, record = project.apply()
     kept = project.directory(record) / "plan.json"
@@ -145,4 +145,4 @@ def test_texts_that_nobody_of_ours_has_kept_are_none(project: Project, texts: st
     kept.write_text(json.dumps(plan))
     (project.folder / "agent.sh").write_text("echo 2\n")
 
-    assert changes(project) == ["~ work.provision.script agent.sh, 9 -> 7 bytes"]
+    assert "since run" not in project.runner("plan", ".").out

@@ -22,7 +22,8 @@ from runner.core.model import (
 )
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
-from runner.report.triage import Header, Result, closing, header_of, live_line, news, opening
+from runner.ops.runs.header import header_of
+from runner.report.triage import Header, Result, closing, live_line, news, opening
 from runner.triage.sections import section, sections_of
 
 SECTIONS = ("Summary", "Root Cause", "Next Steps", "Unchecked")
@@ -257,12 +258,12 @@ def test_a_section_ends_with_the_next_heading() -> None:
 
 
 def test_a_plan_that_is_gone_gives_an_empty_scene() -> None:
-    assert header_of({}) == Header(network="none")
-    assert list(opening(told(START), header_of({}), clock)) == ["run 7k3q    in    stops 601s (10m)"]
+    assert header_of(None) == Header(network="none")
+    assert list(opening(told(START), header_of(None), clock)) == ["run 7k3q    in    stops 601s (10m)"]
 
 
 def test_a_run_without_an_incident_has_investigated_nothing() -> None:
-    assert list(closing(ended(succeeded("fine"), 0), header_of({}), Result())) == ["SUCCEEDED in 2.0s"]
+    assert list(closing(ended(succeeded("fine"), 0), header_of(None), Result())) == ["SUCCEEDED in 2.0s"]
 
 
 def test_a_cancelled_run_is_no_failure() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -33,7 +33,11 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         if issubclass(hint, Enum):
             return st.sampled_from(hint)
         assert issubclass(hint, Struct)
-        return st.builds(hint, **{name: values(each) for name, each in get_type_hints(hint).items()})
+        hints = get_type_hints(hint, include_extras=True)
+        return st.builds(hint, **{name: values(each) for name, each in hints.items()})
+    if origin is Annotated:
+        (least,) = (meta.ge for meta in inner[1:])
+        return values(inner[0]).filter(lambda value: value >= least)
     if origin is Literal:
         return st.sampled_from(inner)
     of = [values(each) for each in inner if each is not Ellipsis]

@@ -29,11 +29,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def show(stored: StoredRun, args: Namespace, settings: Settings, out: Output) -> None:
     from runner.core.errors import UsageError
     from runner.core.sanitize import sanitize
+    from runner.ops.runs.header import header_of
     from runner.ops.runs.history import logs_of
     from runner.ops.runs.secret_values import make_redactor
     from runner.ops.runs.step_output import translator_of, words_of
     from runner.ops.runs.watch import planned
-    from runner.report.triage import header_of
 
     files = logs_of(stored, args.step)
     say = None if args.raw else translator_of(header_of(planned(stored)).agent)

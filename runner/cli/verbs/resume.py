@@ -94,9 +94,9 @@ async def _carry_on(
     from runner.cli.live_view import open_screen
     from runner.cli.plain_view import open_console, show_ends
     from runner.cli.signals import stop_at_signals
+    from runner.ops.runs.header import header_of
     from runner.ops.runs.resume import start_resumed
     from runner.ops.triage.place import flags_of
-    from runner.plan.model import run_document
     from runner.report import triage
 
     async def carried_on(*sinks: Sink) -> RunRecord:
@@ -109,8 +109,7 @@ async def _carry_on(
         record = await carried_on(reports)
         _show(record, args.output, out, [])
         return record
-    run = run_document(resuming.plan)
-    header = replace(triage.header_of(run), flags=flags_of(run, settings))
+    header = replace(header_of(resuming.plan), flags=flags_of(resuming.plan, settings))
     if header.incident is not None:
         _print(notes, out)
         headers = {resuming.plan.name: header}

@@ -86,6 +86,7 @@ def _attach(stored: StoredRun, args: Namespace, settings: Settings, out: Output)
     from runner.cli.live_view import RunView, open_screen
     from runner.cli.plain_view import show_ends
     from runner.cli.signals import run_cancellable
+    from runner.ops.runs.header import header_of
     from runner.ops.runs.secret_values import make_redactor
     from runner.ops.runs.watch import planned, watch
     from runner.ops.triage.place import flags_of
@@ -93,7 +94,7 @@ def _attach(stored: StoredRun, args: Namespace, settings: Settings, out: Output)
 
     out.clean = make_redactor(settings).text
     run = planned(stored)
-    header = replace(triage.header_of(run), flags=flags_of(run, settings))
+    header = replace(header_of(run), flags=flags_of(run, settings))
 
     async def whole() -> int:
         incident = header.incident is not None

@@ -213,10 +213,10 @@ async def _follow(
     from runner.cli.plain_view import open_console
     from runner.cli.signals import stop_at_signals
     from runner.events.events import Recorded, RunStarted
+    from runner.ops.runs.header import header_of
     from runner.ops.triage.place import flags_of
-    from runner.plan.model import run_document
     from runner.report import triage as face
-    from runner.report.triage import header_of, shown_path
+    from runner.report.triage import shown_path
 
     async def started(*sinks: Sink) -> RunRecord:
         async with start(planned, sinks=sinks) as runs, stop_at_signals(runs.cancel):
@@ -226,10 +226,10 @@ async def _follow(
     if triage.form != "text":
         async with open_console(out, "jsonl", planned.plan.runs, settings) as sink:
             return await started(*([sink] if triage.form == "jsonl" else []))
-    run = run_document(planned.plan.runs[0])
+    (run,) = planned.plan.runs
     copied = () if triage.output_dir is None else ("--output-dir", str(triage.output_dir))
     header = replace(header_of(run), flags=flags_of(run, settings) + copied)
-    headers = {planned.plan.runs[0].name: header}
+    headers = {run.name: header}
     async with open_screen(out, headers, settings, face=face, quiet=quiet, raw=triage.verbose) as screen:
 
         def tell(recorded: Recorded) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
+from runner.artifacts.stored_plan import read_plan
 from runner.core.errors import BadPlanFile
 from runner.core.home import run_directory
 from runner.core.settings import Settings
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult
-from runner.ops.planning.plan_file import read_document
+from runner.ops.planning.plan_file import Compared, read_compared
+from runner.ops.planning.plan_inputs import read_inputs
 from runner.plan.diff import Change, diff
-from runner.plan.model import run_document
 from runner.report.plan import PlanComparison
 
 
@@ -28,9 +28,9 @@ async def compare(planned: PlanResult, settings: Settings, against: Path | None)
     """
     plan, manifests = planned.plan, planned.path.resolve()
     if against is not None:
-        old = read_document(against)
-        new = texts_of(planned.facts, *(run.name for run in plan.runs))
-        return [PlanComparison(str(against), _changes(old, old.get("texts"), plan.document(), new))]
+        old = read_compared(against)
+        new = Compared(plan.runs, texts_of(planned.facts, *(run.name for run in plan.runs)))
+        return [PlanComparison(str(against), _changes(old, new))]
     async with read_state(settings) as store:
         runs = {run.name: [row.id for row in await store.runs(name=run.name)] for run in plan.runs}
     compared = []
@@ -38,37 +38,34 @@ async def compare(planned: PlanResult, settings: Settings, against: Path | None)
         last = next(_plans(settings, runs[run.name], manifests), None)
         if last is not None:
             id, old = last
-            new = texts_of(planned.facts, run.name)
-            changes = _changes(old, old["inputs"].get("texts"), {"runs": [run_document(run)]}, new)
+            changes = _changes(old, Compared((run,), texts_of(planned.facts, run.name)))
             compared.append(PlanComparison(f"run {id}", changes))
         else:
             compared.append(PlanComparison(None, (Change("+", run.name, None, None, run.origin),)))
     return compared
 
 
-def _changes(
-    old: Mapping[str, Any], old_texts: object, new: Mapping[str, Any], new_texts: Mapping[str, str]
-) -> tuple[Change, ...]:
-    """Return the changes, those of files with both texts; the old texts come from a file and may be anything."""
-    known = old_texts if isinstance(old_texts, dict) else {}
+def _changes(old: Compared, new: Compared) -> tuple[Change, ...]:
+    """Return the changes, those of files with both texts."""
 
-    def text(file: object, texts: Mapping[str, Any]) -> str | None:
-        found = texts.get(str(file["sha256"])) if isinstance(file, dict) else ""
-        return found if isinstance(found, str) else None
+    def text(file: object, texts: Mapping[str, str]) -> str | None:
+        return texts.get(str(file["sha256"])) if isinstance(file, dict) else ""
 
     return tuple(
-        replace(change, texts=(text(change.old, known), text(change.new, new_texts))) if change.is_of_file else change
-        for change in diff(old, new)
+        replace(change, texts=(text(change.old, old.texts), text(change.new, new.texts)))
+        if change.is_of_file
+        else change
+        for change in diff(old.runs, new.runs)
     )
 
 
-def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator[tuple[str, Compared]]:
     """Yield the runs' plans that were made from these manifests: the same file or folder, or one inside the other."""
     for id in runs:
         try:
-            document = read_document(run_directory(settings.home, id) / "plan.json")
-            made_from = Path(document["inputs"]["manifests"])
-        except (BadPlanFile, KeyError, TypeError):
+            stored = read_plan(run_directory(settings.home, id))
+            inputs = read_inputs(stored)
+        except BadPlanFile:
             continue  # gone, or of another version
-        if made_from.is_relative_to(manifests) or manifests.is_relative_to(made_from):
-            yield id, document
+        if inputs.manifests.is_relative_to(manifests) or manifests.is_relative_to(inputs.manifests):
+            yield id, Compared((stored.run,), inputs.texts)

@@ -133,7 +133,7 @@ def _files(planned: PlanResult) -> Iterator[str]:
 
 def read_saved(file: Path) -> tuple[SavedPlan, Site]:
     """Return a saved plan, and the site of its manifests. Raises ``BadPlanFile`` and ``OpenPlan``."""
-    document = read_document(file)
+    document = _read_document(file)
     if document.get("content") != content_digest(document):
         raise BadPlanFile(f"`{file}` was changed after it was saved", hint="plan again, and save that")
     if document.get("open") is True:
@@ -203,15 +203,33 @@ def _in(folder: Path, relative: str) -> Path:
     return Path(os.path.normpath(folder / relative))
 
 
-def read_document(file: Path) -> dict[str, Any]:
-    """Read the plan document in a file: a saved plan, or the ``plan.json`` of a run. Raises ``BadPlanFile``."""
+class Compared(Struct, frozen=True):
+    """Runs to compare with others, and the ``texts`` of their scripts and agents files by hash."""
+
+    runs: tuple[RunPlan, ...]
+    texts: Mapping[str, str]
+
+
+def read_compared(file: Path) -> Compared:
+    """Read a saved plan, or the ``plan.json`` of a run, to compare with; an open one will do.
+
+    Raises ``BadPlanFile``.
+    """
+    document = _read_document(file)
+    try:
+        inputs = document.get("inputs") or document
+        return Compared(read_runs(document["runs"]), codec.typed(inputs["texts"], dict[str, str]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _no_plan(file) from error
+
+
+def _read_document(file: Path) -> dict[str, Any]:
+    """Read the JSON of a plan file. Raises ``BadPlanFile``."""
     try:
         content = codec.decode(read_file(file, MAX_BYTES).decode(), dict[str, Any])  # bytes alone may be UTF-16
         if content["format"] != FORMAT:
             found = excerpt(str(content["format"]))
             raise BadPlanFile(f"`{file}` has format `{found}`", hint=f"this version reads {FORMAT}")
-        if not isinstance(content["digest"], str) or not all(run["name"] and run["steps"] for run in content["runs"]):
-            raise _no_plan(file)
     except OSError as error:
         raise BadPlanFile(f"`{file}` cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -9,47 +9,50 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.core.codec import plain, typed
+from runner.artifacts.stored_plan import FILE, StoredPlan, read_plan
+from runner.core.codec import typed
 from runner.core.errors import BadPlanFile, WorkMissing
 from runner.core.model import Checkout
 from runner.events.record import RunRecord
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult, Request
-from runner.ops.planning.plan_file import read_document
 from runner.plan.keys import Keys, parts
-from runner.plan.model import Json, RunPlan, Step
+from runner.plan.model import RunPlan, Step
 from runner.ports.provider import Probe
 from runner.spec.model import CommitFact, Facts
 
 ANEW = "start it anew: runner apply"
 
 
-class PlanInputs(Struct, frozen=True):
-    """Inputs of one run's plan; ``checkout`` is as requested, in plain JSON, and ``commit`` as resolved."""
+class PlanInputs(Struct, frozen=True, kw_only=True):
+    """Inputs of one run's plan; ``checkout`` is as requested, ``commit`` as resolved, ``texts`` are files by hash."""
 
     manifests: Path
     request: Request
     group: str
     needs: tuple[str, ...]
-    checkout: Json
+    checkout: Checkout | None
     commit: CommitFact | None
     probes: Mapping[str, Probe]
     outputs: Mapping[str, object]
     keys: Keys
+    texts: Mapping[str, str]
 
 
-def plan_inputs_of(planned: PlanResult, plan: RunPlan, outputs: Mapping[str, object]) -> Json:
+def plan_inputs_of(planned: PlanResult, plan: RunPlan, outputs: Mapping[str, object]) -> PlanInputs:
     facts = planned.facts
-    return {
-        "manifests": str(planned.path.resolve()),
-        "request": plain(_of_one(planned.request, plan)),
-        "checkout": plain(checkout_of(planned, plan.name)),
-        "commit": plain(facts.of(plan.name).commit),
-        "probes": {name: plain(facts.probes[name]) for name in plan.providers},
-        "outputs": plain(outputs),
-        "keys": plain(keys_of(plan, facts, outputs)),
-        "texts": plain(texts_of(facts, plan.name)),
-    }
+    return PlanInputs(
+        manifests=planned.path.resolve(),
+        request=_of_one(planned.request, plan),
+        group=plan.group,
+        needs=plan.needs,
+        checkout=checkout_of(planned, plan.name),
+        commit=facts.of(plan.name).commit,
+        probes={name: facts.probes[name] for name in plan.providers},
+        outputs=outputs,
+        keys=keys_of(plan, facts, outputs),
+        texts=texts_of(facts, plan.name),
+    )
 
 
 def checkout_of(planned: PlanResult, run: str) -> Checkout | None:
@@ -62,31 +65,26 @@ def _of_one(request: Request, plan: RunPlan) -> Request:
     return request if request.max_cost is None else replace(request, max_cost=None, run_cost=plan.cost_usd)
 
 
+def read_inputs(stored: StoredPlan) -> PlanInputs:
+    """Return the inputs of a stored plan. Raises ``BadPlanFile`` when they are damaged."""
+    try:
+        return typed(stored.inputs, PlanInputs)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadPlanFile(f"the plan of run `{stored.run.name}` does not say what it was made from") from error
+
+
 def read_plan_inputs(directory: Path, record: RunRecord) -> PlanInputs:
     """Read the inputs of a run. Raises ``WorkMissing`` when its ``plan.json`` is gone, damaged, or of another
     version.
     """
     try:
-        document = read_document(directory / "plan.json")
-        (run,), inputs = document["runs"], document["inputs"]
-        if document["digest"] != record.plan:
-            raise WorkMissing(f"`{directory / 'plan.json'}` is not the plan of run `{record.id}`", hint=ANEW)
-        return PlanInputs(
-            Path(inputs["manifests"]),
-            typed(inputs["request"], Request),
-            run["group"],
-            tuple(run["needs"]),
-            inputs["checkout"],
-            typed(inputs["commit"], CommitFact) if inputs["commit"] is not None else None,
-            typed(inputs["probes"], dict[str, Probe]),
-            dict(inputs["outputs"]),
-            {step: dict(values) for step, values in inputs["keys"].items()},
-        )
+        stored = read_plan(directory)
+        inputs = read_inputs(stored)
     except BadPlanFile as error:
         raise WorkMissing(error.message, hint=ANEW) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"`{directory / 'plan.json'}` does not say what run `{record.id}` was made from"
-        raise WorkMissing(what, hint=ANEW) from error
+    if stored.digest != record.plan:
+        raise WorkMissing(f"`{directory / FILE}` is not the plan of run `{record.id}`", hint=ANEW)
+    return inputs
 
 
 def keys_of(plan: RunPlan, facts: Facts, outputs: Mapping[str, object]) -> Keys:

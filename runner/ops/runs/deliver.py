@@ -8,7 +8,6 @@ may have received a push.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,8 +20,9 @@ import trio
 
 from runner.artifacts.export import ExportResult, Opener, export
 from runner.artifacts.run_files import read_account
-from runner.compiler import read_runs
+from runner.artifacts.stored_plan import read_plan
 from runner.core.errors import (
+    BadPlanFile,
     CommitsDiffer,
     NothingPublished,
     PatchChanged,
@@ -147,8 +147,8 @@ def source_of(stored: StoredRun) -> Path | None:
     Raises ``Untrusted`` when a stranger's manifest named it and it now leads elsewhere.
     """
     try:
-        (plan,) = read_runs(json.loads((stored.directory / "plan.json").read_text(encoding="utf-8"))["runs"])
-    except FileNotFoundError:
+        plan = read_plan(stored.directory).run
+    except BadPlanFile:
         return None
     clone = plan.body(CloneBody)
     if clone is None or clone.path is None:

@@ -12,13 +12,12 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
-from runner.core.codec import typed
+from runner.artifacts.stored_plan import read_plan
 from runner.core.errors import BadPlanFile
 from runner.events.record import RunRecord
 from runner.ops.planning.files import read_file
-from runner.ops.planning.make_plan import Request
-from runner.ops.planning.plan_file import read_document
-from runner.report.triage import header_of
+from runner.ops.planning.plan_inputs import read_inputs
+from runner.ops.runs.header import header_of
 from runner.runtime.incident_files import keep_earlier
 from runner.safefs import trees
 from runner.spec.preload import FILES
@@ -35,9 +34,9 @@ def copy_output(directory: Path, record: RunRecord) -> list[str]:
     Blocking.
     """
     try:
-        plan = read_document(directory / "plan.json")
-        request, report = typed(plan["inputs"]["request"], Request), header_of(plan["runs"][0]).report
-    except (BadPlanFile, KeyError, TypeError, ValueError, AttributeError):  # gone, or of another version
+        plan = read_plan(directory)
+        request, report = read_inputs(plan).request, header_of(plan.run).report
+    except BadPlanFile:  # gone, or of another version
         return []
     log = Path(record.log) if record.log is not None else None
     behind: list[str] = []

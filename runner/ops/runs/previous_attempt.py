@@ -9,10 +9,10 @@ from runner.core import plugins
 from runner.core.errors import UnknownRun
 from runner.core.model import Command, CommandStatus, Exit
 from runner.core.settings import Settings
+from runner.ops.runs.header import header_of
 from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.watch import planned
 from runner.ports.agent import AgentResult, ModelAgent
-from runner.report.triage import header_of
 from runner.safefs.safe_open import read_beneath
 from runner.triage.baseline import cleaned
 from runner.triage.prompt import PreviousAttempt

@@ -6,7 +6,6 @@ in its row, touches it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,8 +18,8 @@ from msgspec.structs import replace
 from runner.artifacts.history import was_started
 from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.run_lock import is_locked, try_lock
-from runner.compiler import read_runs
-from runner.core.errors import Escaped, RunnerError, RunUnfinished, StoreDamaged
+from runner.artifacts.stored_plan import read_plan
+from runner.core.errors import BadPlanFile, Escaped, RunnerError, RunUnfinished, StoreDamaged
 from runner.core.model import Fence, Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -217,13 +216,10 @@ def _hand_out(record: RunRecord, paths: RunPaths) -> list[str]:
 def _plan(record: RunRecord, paths: RunPaths) -> RunPlan | str:
     """Read the run's plan, or say why it cannot be used."""
     try:
-        document = json.loads((paths.directory / "plan.json").read_text(encoding="utf-8"))
-        if document["digest"] != record.plan:
-            return "`plan.json` is not the plan of this run"
-        (plan,) = read_runs(document["runs"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        return f"`plan.json` cannot be used: {error}"
-    return plan
+        stored = read_plan(paths.directory)
+    except BadPlanFile as error:
+        return error.message
+    return stored.run if stored.digest == record.plan else "`plan.json` is not the plan of this run"
 
 
 def _foreseen(record: RunRecord, paths: RunPaths) -> Recovered:

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_lock import try_lock
-from runner.core.codec import plain
 from runner.core.errors import NotResumable, RunnerError, RunOver, RunUnfinished, WorkMissing, nearest
 from runner.core.ids import run_id
 from runner.core.model import Reason, Status
@@ -288,7 +287,7 @@ async def _choose(run: _Continued, path: Path, settings: Settings) -> ResumePlan
     planned = await make_plan(path, settings, request)
     resuming = _decided(run, planned)
     name, base = run.record.name, run.before.commit
-    found, asked = planned.facts.of(name).commit, plain(checkout_of(planned, name))
+    found, asked = planned.facts.of(name).commit, checkout_of(planned, name)
     if resuming.resumption.reused or found is None or base is None or found == base or asked != run.before.checkout:
         return resuming
     held = await make_plan(path, settings, request, pinned=Facts({}, {name: RunFacts(commit=base)}))

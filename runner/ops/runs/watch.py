@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
+from runner.artifacts.stored_plan import read_plan
 from runner.core.errors import BadPlanFile
 from runner.core.settings import Settings
 from runner.engine.run import RunCancellation
 from runner.events.record import RunRecord
 from runner.ops.host.liveness import is_run_lost
 from runner.ops.host.state import read_state
-from runner.ops.planning.plan_file import read_document
 from runner.ops.runs.attach import follow
 from runner.ops.runs.history import StoredRun
+from runner.plan.model import RunPlan
 from runner.ports.sink import Sink
 
 _LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline and stop budget
@@ -26,16 +26,16 @@ async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) ->
     Cancelling stops the watching only. Raises ``RunUnfinished`` when the run has lost its runner.
     """
     run = stored.record.id
-    stop_budget = float(planned(stored).get("stop_budget_seconds", 0.0)) + _LATE
+    plan = planned(stored)
+    stop_budget = (plan.stop_budget_seconds if plan is not None else 0.0) + _LATE
     async with read_state(settings) as store:
         lost = partial(is_run_lost, store, settings.home, run)
         return await follow(run, store, sinks, RunCancellation(stop_budget), is_lost=lost)
 
 
-def planned(stored: StoredRun) -> dict[str, Any]:
-    """Read the run's plan from its ``plan.json``; empty when that is gone."""
+def planned(stored: StoredRun) -> RunPlan | None:
+    """Read the run's plan; ``None`` when that is gone, or of another version."""
     try:
-        (run,) = read_document(stored.directory / "plan.json")["runs"]
+        return read_plan(stored.directory).run
     except BadPlanFile:
-        return {}
-    return dict(run)
+        return None

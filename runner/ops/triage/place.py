@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,8 +14,10 @@ from runner.core.settings import Settings, parse_size
 from runner.ops.planning.agent_programs import docker_answers, find_agent, is_open, shows_host
 from runner.ops.triage.options import VARIABLES, find_kubeconfig
 from runner.ops.triage.request import MEMORY, NOWHERE, SECONDS, TriageRequest
+from runner.plan.model import RunPlan
 from runner.ports.agent import ModelAgent
 from runner.ports.provider import PATH, program_directory
+from runner.steps.agent.plan import AgentBody
 
 
 async def choose_place(triage: TriageRequest, settings: Settings) -> TriageRequest:
@@ -42,27 +42,27 @@ def program_of(triage: TriageRequest) -> Path | None:
     return find_program([*map(program_directory, triage.toolchains), *PATH.split(":")], agent.program)
 
 
-def flags_of(run: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
-    """Return the flags that give a triage the provider, limits and cluster of a run's plan (in JSON form)."""
-    agent = next((step["body"] for step in run.get("steps", ()) if step["kind"] == "agent"), None)
-    if agent is None:
+def flags_of(run: RunPlan | None, settings: Settings) -> tuple[str, ...]:
+    """Return the flags that give a triage the provider, limits and cluster of a run."""
+    agent = run.body(AgentBody) if run is not None else None
+    if run is None or agent is None:
         return ()
-    limits, cluster, usual = run["limits"], agent["cluster"] or {}, TriageRequest(NOWHERE)
-    kubeconfig = cluster.get("kubeconfig")
+    limits, cluster, usual = run.limits, agent.cluster, TriageRequest(NOWHERE)
+    kubeconfig = cluster.kubeconfig if cluster is not None else None
     found: tuple[str, ...] = ()
-    if agent["model"] and shows_host(run["providers"][0]):
-        found = find_agent(agent["agent"], settings, cluster=kubeconfig is not None) or ()
+    if agent.model is not None and shows_host(run.providers[0]):
+        found = find_agent(agent.agent, settings, cluster=cluster is not None) or ()
     words = [
-        ("--provider", run["providers"][0], usual.providers[0]),
-        ("--image", run["base_image"], usual.image),
-        *(("--toolchain", folder, None) for folder in agent["mount_plan"]["toolchains"] if folder not in found),
-        ("--memory", f"{limits['memory_bytes'] >> 20}M", f"{parse_size(MEMORY) >> 20}M"),
-        ("--cpus", f"{limits['cpus']:g}", f"{settings.default_cpus:g}"),
-        ("--timeout", f"{run['deadline_seconds']:g}", SECONDS),
+        ("--provider", run.providers[0], usual.providers[0]),
+        ("--image", run.base_image, usual.image),
+        *(("--toolchain", folder, None) for folder in agent.mount_plan.toolchains if folder not in found),
+        ("--memory", f"{(limits.memory_bytes or 0) >> 20}M", f"{parse_size(MEMORY) >> 20}M"),
+        ("--cpus", f"{limits.cpus or 0:g}", f"{settings.default_cpus:g}"),
+        ("--timeout", f"{run.deadline_seconds:g}", SECONDS),
         ("--kubeconfig", kubeconfig if kubeconfig != find_kubeconfig(None, settings) else None, None),
-        ("--context", cluster.get("context"), None),
-        ("--namespace", cluster.get("namespace"), None),
+        ("--context", cluster.context if cluster is not None else None, None),
+        ("--namespace", cluster.namespace if cluster is not None else None, None),
     ]
     named = any(settings.variables.get(name) for name in VARIABLES["kubeconfig"]) or find_kubeconfig(None, settings)
-    without = ("--files-only",) if named and not cluster else ()
+    without = ("--files-only",) if named and cluster is None else ()
     return (*without, *(word for flag, value, known in words if value not in (None, known) for word in (flag, value)))

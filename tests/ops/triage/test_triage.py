@@ -21,7 +21,6 @@ from runner.ops.triage.options import read_request
 from runner.ops.triage.place import flags_of
 from runner.ops.triage.plan import plan_triage
 from runner.ops.triage.request import PROMPT, SYSTEM, TriageRequest
-from runner.plan.model import run_document
 from runner.spec import template
 from tests.support.folder_contents import put
 from tests.support.needs import MEMORY
@@ -441,7 +440,7 @@ async def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster
     found = []
     for triage in (asked(incident, *place, env=env), asked(incident, "--provider", "local", "--toolchain", str(tool))):
         planned = await plan_triage(triage, store_manifest(manifest_of(triage), settings), settings)
-        found.append(flags_of(run_document(planned.plan.runs[0]), settings))
+        found.append(flags_of(planned.plan.runs[0], settings))
 
     first, plain = found
     assert first == (
@@ -449,7 +448,7 @@ async def test_another_run_of_the_same_has_the_flags_of_place_limits_and_cluster
         *("--kubeconfig", str(kubeconfig), "--context", "staging", "--namespace", "payments"),
     )
     assert plain == ("--provider", "local", "--toolchain", str(tool))
-    assert flags_of({}, settings) == ()
+    assert flags_of(None, settings) == ()
 
 
 def test_a_state_that_can_not_be_written_is_no_bug(incident: Path) -> None:
