@@ -83,11 +83,13 @@ async def recover(
     paths: RunPaths,
     deps: RunDependencies,
     append: Append,
+    take: Callable[[], Awaitable[None]] | None = None,
     host: str | None = None,
 ) -> Recovered:
     """End a run that has lost its runner.
 
-    Of a run that had ended, save and remove what was left then; it does not end again.
+    Of a run that had ended, save and remove what was left then; it does not end again. ``take`` makes this process its
+    runner for other hosts, or raises.
 
     What it has on another ``host`` stays for a recovery there. ``plan`` may be the reason why its work cannot be saved
     by it; then its tree is kept. Nothing is done while anyone but the run, or a recovery of it, holds the workspace's
@@ -95,6 +97,8 @@ async def recover(
     """
     ending = _Ending(record, plan, paths, deps, append, host=host)
     await ending.temporary()
+    if take is not None:
+        await take()
     try:
         await ending.lease()
     except LeaseHeld as held:

@@ -24,6 +24,7 @@ from runner.core.settings import Settings
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.lifecycle.lease import TTL
+from runner.ops.host.state import this_runner
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.make_plan import PlanResult, make_plan
 from runner.ops.runs.dependencies import dependencies_of
@@ -120,7 +121,8 @@ async def host_in(home: Path, provider: str) -> AsyncIterator[Host]:
     def now() -> int:
         return now_microseconds() + round(host.ahead * 1e6)
 
-    async with open_store(settings.home / "state.db", now=now, entropy=secrets.token_bytes) as store:
+    path, runner = settings.home / "state.db", this_runner(settings.home)
+    async with open_store(path, now=now, entropy=secrets.token_bytes, runner=runner) as store:
         host = Host(home, settings, store, made, replace(dependencies_of(settings, store), provider=lambda name: made))
         yield host
 

@@ -23,12 +23,11 @@ from typing import Any
 import trio
 from msgspec.structs import replace
 
-from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
 from runner.core.model import Exit
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
-from runner.ops.host.state import make_home
+from runner.ops.host.state import make_home, this_runner
 from runner.ops.planning.make_plan import PlanResult, Request, make_plan
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.history import find_run
@@ -115,9 +114,8 @@ async def _perform(planned: PlanResult, request: dict[str, Any]) -> int:
     settings = _settings(Path(request["home"]))
     make_home(settings)
     hook = _hook(_count(request), request)
-    async with open_store(
-        settings.home / "state.db", now=now_microseconds, entropy=secrets.token_bytes, hook=hook
-    ) as store:
+    path, runner = settings.home / "state.db", this_runner(settings.home)
+    async with open_store(path, entropy=secrets.token_bytes, hook=hook, runner=runner) as store:
         with unwrapping_groups():
             return await _in_store(planned, request, settings, store)
 

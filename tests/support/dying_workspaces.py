@@ -20,10 +20,10 @@ from typing import Any
 import trio
 
 from runner.cli.streams import descriptor_streams
-from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
+from runner.ops.host.state import this_runner
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.workspaces import workspaces as ws
 from runner.ops.workspaces.exec import CommandCancellation, execute
@@ -66,8 +66,8 @@ async def _perform(request: dict[str, Any]) -> int:
 
     settings = Settings.from_env({"RUNNER_HOME": request["home"], "PATH": os.environ["PATH"]})
     settings.home.mkdir(exist_ok=True)
-    path = settings.home / "state.db"
-    async with open_store(path, now=now_microseconds, entropy=secrets.token_bytes, hook=hook) as store:
+    path, runner = settings.home / "state.db", this_runner(settings.home)
+    async with open_store(path, entropy=secrets.token_bytes, hook=hook, runner=runner) as store:
         with unwrapping_groups():
             return await _do(WorkspaceEnv(settings, store, dependencies_of(settings, store)), request)
 

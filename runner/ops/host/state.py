@@ -76,7 +76,8 @@ def this_runner(home: Path) -> RunnerRow:
     """Identify this process, as one that opens a store."""
     try:
         found = home.stat()
-        place = f"{found.st_dev}:{found.st_ino}"
+        # The number of a device may be another after the next mount; not every file system has an id.
+        place = f"{os.statvfs(home).f_fsid or found.st_dev}:{found.st_ino}"
     except OSError:
         place = ""  # nobody can have a lock there
     ticks = int(_STAT.read_text(errors="replace").rpartition(")")[2].split()[19])

@@ -113,12 +113,13 @@ async def recover_runs(
             if run is not None:
                 raise RunUnfinished(f"run `{row.id}` is worked on by {place}", hint=_SILENT)
             continue
-        async with _holding(row, store, paths.directory, dry_run) as held:
-            if held:
+        try:
+            async with _holding(row.id, paths.directory, dry_run):
                 own = [handle for handle in handles if handle.id.rpartition("-")[0] == row.id]
                 done += await _recover(row, paths, store, deps, own, dry_run=dry_run, host=host)
-            elif run is not None:
-                raise RunUnfinished(f"a runner is still working on run `{row.id}`", hint=f"runner runs show {row.id}")
+        except RunUnfinished:
+            if run is not None:
+                raise
     strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
     if not dry_run:
         mounts.remove_stale_stages()
@@ -146,10 +147,12 @@ def _is_whole(row: RunRow, paths: RunPaths, workspaces: Sequence[str]) -> bool:
 
 
 @asynccontextmanager
-async def _holding(row: RunRow, store: Store, directory: Path, dry_run: bool) -> AsyncIterator[bool]:
-    """Become the runner of a run for the block, here and for other hosts, and yield whether that worked."""
+async def _holding(run: str, directory: Path, dry_run: bool) -> AsyncIterator[None]:
+    """Lock a run's directory for the block. Raises ``RunUnfinished`` while another process has the lock."""
     async with _locking(directory, dry_run) as held:
-        yield held and (dry_run or await store.take_run(row.id, row.runner))
+        if not held:
+            raise RunUnfinished(f"a runner is still working on run `{run}`", hint=f"runner runs show {run}")
+        yield
 
 
 @asynccontextmanager
@@ -198,7 +201,13 @@ async def _recover(
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
         return await store.append(run, events, fence=fence)
 
-    recovered = await recover(record, _plan(record, paths), paths=paths, deps=deps, append=append, host=host)
+    async def take() -> None:
+        if not await store.take_run(row.id, row.runner):
+            hint = f"runner runs show {row.id}"
+            raise RunUnfinished(f"another process has begun to recover run `{row.id}`", hint=hint)
+
+    plan = _plan(record, paths)
+    recovered = await recover(record, plan, paths=paths, deps=deps, append=append, take=take, host=host)
     news = await store.events(row.id, after=len(history))
     if record.ended is not None and (news or not is_finished(paths.directory)):
         await trio.to_thread.run_sync(write_copies, paths.directory, [*history, *news], record)
