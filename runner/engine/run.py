@@ -122,7 +122,7 @@ async def execute_run(
     record = RunRecord(id)
     lease_holder = LeaseHolder(record.workspace, f"run {id}", deps.lease)
     journal = _Journal(record, append, control, lease_holder)
-    kinds = {step.id: step.kind for step in plan.steps}
+    kinds, routine = {step.id: step.kind for step in plan.steps}, tuple(s.id for s in plan.steps if s.routine)
     resumes = resumption.run if resumption is not None else None
     await journal.write(
         ev.RunStarted(
@@ -135,6 +135,7 @@ async def execute_run(
             resumes=resumes,
             rehearsal=deps.gateway.rehearsal,
             manifests=manifests,
+            routine=routine,
         ),
         *(ev.WarningIssued(warning.code, warning.message) for warning in warnings),
     )
@@ -402,7 +403,7 @@ class _PhaseRunner(Struct):
 
     async def _within_disk(self, stops: _StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Perform a step, and cancel it when its workspace exceeds a disk limit that the provider does not enforce."""
-        paths, limit = watched(self.run, stops.step.kind), self.run.plan.limits.disk_bytes or 0
+        paths, limit = watched(self.run, stops.step), self.run.plan.limits.disk_bytes or 0
         if not paths:
             return await work
 

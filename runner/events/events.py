@@ -40,7 +40,8 @@ class Event(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
 
 
 class RunStarted(Event, frozen=True, tag="RunStarted"):
-    """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order.
+    """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order; ``routine`` are those
+    that are not worth a line when they went well.
 
     A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues. ``rehearsal`` is the
     script file that stood in for every model. ``manifests`` is the file or folder that the plan was made from.
@@ -56,6 +57,7 @@ class RunStarted(Event, frozen=True, tag="RunStarted"):
     resumes: str | None = None
     rehearsal: str | None = None
     manifests: str | None = None
+    routine: tuple[str, ...] = ()
 
 
 class PhaseStarted(Event, frozen=True, tag="PhaseStarted"):

@@ -36,6 +36,7 @@ class StepRecord(Struct):
     stop_stages: list[tuple[int, ev.StopStageReached]] = []
     reused: str | None = None
     failure: ev.CommandFailed | None = None
+    routine: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -136,7 +137,9 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.resumes, record.rehearsal = started.resumes, started.rehearsal
             record.deadline_seconds = started.deadline_seconds
             record.status, record.started = Status.RUNNING, recorded.at
-            record.steps = {step: StepRecord(kind) for step, kind in started.steps.items()}
+            record.steps = {
+                step: StepRecord(kind, routine=step in started.routine) for step, kind in started.steps.items()
+            }
         case ev.PhaseStarted(phase=phase):
             record.phase = phase
         case ev.StepStarted(step=step):
@@ -171,7 +174,8 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.FallbackStarted(step=step, provider=provider, reason=reason, attempt=attempt, repeated=repeated):
             record.rejected_providers.append((provider, f"{step}: {reason}"))
             record.attempt = attempt
-            record.steps |= {name: StepRecord(record.steps[name].kind) for name in repeated}
+            known = record.steps
+            record.steps |= {name: StepRecord(known[name].kind, routine=known[name].routine) for name in repeated}
             record.provider = record.isolation = record.observed = record.base = None
             record.injected_files, record.protected = {}, {}
             record.slot = record.pool_miss = record.preloaded = None

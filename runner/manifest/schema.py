@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
+from runner.core import plugins
 from runner.core.ids import NAME
 from runner.core.settings import shipped
 from runner.manifest.load import API_VERSION, Header, defaults, kinds
@@ -106,6 +107,19 @@ def bundled() -> dict[str, Any]:
     umbrella = found.pop(UMBRELLA)
     umbrella["$defs"] |= found
     return umbrella
+
+
+def with_registered(schema: Any) -> Any:
+    """The same rules, with the agents that other distributions have registered here."""
+    built_in, known = [*plugins.names("runner.agents")], plugins.known("runner.agents")
+    if isinstance(schema, list):
+        return [with_registered(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        word: known if word == "enum" and value == built_in else with_registered(value)
+        for word, value in schema.items()
+    }
 
 
 def as_draft_07(schema: Any) -> Any:

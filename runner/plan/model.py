@@ -48,7 +48,8 @@ class Step(Struct, frozen=True, kw_only=True):
 
     ``when``: ``success`` runs after needs that all succeeded, ``ended`` after needs that ran at all.
     ``repeated_on_fallback`` steps run again with each provider of the chain. ``post_agent`` steps follow an agent that
-    has started, whatever becomes of it: when work ends before them, finalize begins with them.
+    has started, whatever becomes of it: when work ends before them, finalize begins with them. Commands of a step that
+    ``fills_disk`` are watched where no file system limits it. A ``routine`` step that went well is not worth a line.
     """
 
     id: str
@@ -65,6 +66,8 @@ class Step(Struct, frozen=True, kw_only=True):
     secrets: tuple[SecretGrant, ...] = ()
     repeated_on_fallback: bool = False
     post_agent: bool = False
+    fills_disk: bool = False
+    routine: bool = False
 
 
 class PlannedCluster(Struct, frozen=True):

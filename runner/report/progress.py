@@ -23,7 +23,6 @@ from runner.report.triage import Header, trouble
 NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
 _NAMED = 20  # violations
 _LONGER = 1.5  # times the time that was not enough
-_HOUSEKEEPING = frozenset({"lease", "provision", "scan", "snapshot", "session", "save", "teardown", "release"})
 
 
 def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]:
@@ -59,7 +58,7 @@ def news(  # one arm an event type
         case ev.LogOpened(path=path):
             yield f"  log         {path}"
         case ev.StepEnded(step=name, outcome=outcome):
-            if not ((outcome.ok and record.steps[name].kind in _HOUSEKEEPING) or outcome.status is Status.SKIPPED):
+            if not ((outcome.ok and record.steps[name].routine) or outcome.status is Status.SKIPPED):
                 yield f"  {step_line(name, record.steps[name], _did(record, name))}"
                 yield from (f"      = {detail}" for detail in outcome.details if detail.startswith("hint: "))
             if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:

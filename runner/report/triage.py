@@ -30,11 +30,6 @@ _SAID = 4  # lines of what the agent concludes
 _WORDS = 300  # characters of the last words
 _LONGER = 1.5  # times the time that was not enough
 
-# Steps that are not worth a line when they went well.
-_HOUSEKEEPING = frozenset(
-    {"lease", "clone", "setup", "scan", "snapshot", "save", "teardown", "release", "post_hook", "session"}
-)
-
 
 class Header(Struct, frozen=True):
     """Facts of a run before it starts. ``sections`` are required of its report; ``flags`` would start a triage like
@@ -91,7 +86,7 @@ def news(record: RunRecord, event: ev.Event) -> Iterator[str]:
         case ev.ImagePullProgressed():
             yield f"   image      {pull_line(event)}"
         case ev.StepEnded(step=name, outcome=outcome):
-            if name not in _HOUSEKEEPING or not outcome.ok:
+            if not record.steps[name].routine or not outcome.ok:
                 yield " " + step_line(name, record.steps[name])
             if record.preloaded is not None and record.preloaded.step == name and record.preloaded.headline:
                 yield f"     baseline: {record.preloaded.headline}"

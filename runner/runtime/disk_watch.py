@@ -8,17 +8,17 @@ from pathlib import Path
 import trio
 
 from runner.core.model import Feature
+from runner.plan.model import Step
 from runner.runtime.context import RunContext
 from runner.safefs.trees import bytes_on_disk
 
 EVERY = 5.0  # seconds between two looks at least
-_WRITING = ("setup", "agent", "post_hook")
 _SHARE = 20  # times as long as a look took: it must not become what the host is busy with
 
 
-def watched(run: RunContext, kind: str) -> tuple[Path, ...]:
-    """List the directories that commands of a step kind fill, if the run must enforce their limit itself."""
-    if kind not in _WRITING:
+def watched(run: RunContext, step: Step) -> tuple[Path, ...]:
+    """List the directories that commands of a step fill, if the run must enforce their limit itself."""
+    if not step.fills_disk:
         return ()
     handle, probe = run.workspace.handle, run.workspace.probe
     if handle is None or probe is None or run.plan.limits.disk_bytes is None or handle.project_tree is not None:

@@ -123,6 +123,7 @@ def test_an_unknown_name_is_compared_with_registered_ones(project: Project, site
 
     said = project.runner("validate", str(project.folder)).err
 
+    assert '"greeter",' in project.runner("schema", "AgentType").out
     assert "did you mean `greeter`?" in said
     project.edit("agent: greter", "agent: greeter")
     assert "did you mean `boxed`?" in project.runner("validate", str(project.folder)).err

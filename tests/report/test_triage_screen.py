@@ -21,7 +21,7 @@ from runner.core.model import (
     succeeded,
 )
 from runner.events import events as ev
-from runner.events.record import RunRecord, fold
+from runner.events.record import RunRecord, StepRecord, fold
 from runner.ops.runs.header import header_of
 from runner.report.triage import Header, Result, closing, live_line, news, opening
 from runner.triage.sections import section, sections_of
@@ -217,10 +217,11 @@ def test_housekeeping_is_quiet_until_it_fails() -> None:
     good, bad = ev.StepEnded("provision", succeeded("local")), ev.StepEnded("agent", failed(Reason.EXIT, "exited 1"))
     for event in (good, bad):
         fold(record, ev.Recorded("7k3q", 9, 9 * SECOND, event))
-    record.steps["save"] = record.steps["provision"]
+    record.steps["save"] = StepRecord("save", routine=True)
 
     assert list(news(record, good)) == [" ✓ provision    7.0s  local"]
     assert list(news(record, bad)) == [" ✗ agent              exited 1"]
+    assert list(news(record, ev.StepEnded("save", succeeded("no change")))) == []
     assert list(news(record, ev.StepEnded("save", succeeded("no change", warnings=("left a link",))))) == [
         "     ! left a link"
     ]

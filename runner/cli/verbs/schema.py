@@ -40,5 +40,6 @@ def main(args: Namespace, out: Output) -> int:
         return 0
     else:
         raise UnknownKind(f"`{args.kind}` is not a known kind", hint=nearest(args.kind, [*kinds(), *schema.others()]))
+    found = schema.with_registered(found)
     out.json(schema.as_draft_07(found) if args.draft_07 else found)
     return 0

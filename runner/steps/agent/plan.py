@@ -52,6 +52,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="agent",
         kind="agent",
+        fills_disk=True,
         what=_what(spec),
         phase="work",
         needs=needs,

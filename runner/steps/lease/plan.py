@@ -14,6 +14,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="lease",
         kind="lease",
+        routine=True,
         what=f"{TTL / 3600:g}h, refreshed every {REFRESH / 60:g}m",
         phase="work",
         needs=needs,

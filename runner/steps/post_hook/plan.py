@@ -37,6 +37,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     return Step(
         id="post_hook",
         kind="post_hook",
+        fills_disk=True,
         what="; ".join(command_words(c) for c in spec.post_hooks),
         phase="work",
         needs=needs,

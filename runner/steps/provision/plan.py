@@ -59,6 +59,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="provision",
         kind="provision",
+        routine=True,
         what=f"{_chain(spec, facts)}{_place(spec, facts)}{_warm(spec)}",
         phase="work",
         needs=needs,

@@ -12,6 +12,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="release",
         kind="release",
+        routine=True,
         what="the lease",
         phase="finalize",
         needs=needs,

@@ -33,6 +33,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="save",
         kind="save",
+        routine=True,
         what="patch and outputs",
         phase="finalize",
         needs=needs,

@@ -27,6 +27,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="scan",
         kind="scan",
+        routine=True,
         what=f"{patterns} forbidden patterns, {size:,} bytes a file",
         phase="work",
         needs=needs,

@@ -41,6 +41,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     return Step(
         id="session",
         kind="session",
+        routine=True,
         what=f"runners/{spec.agent}-post.sh: transcripts and commands of {spec.agent}"
         + ("" if spec.debug else ", kept if it fails"),
         phase="work",

@@ -40,6 +40,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     return Step(
         id="setup",
         kind="setup",
+        fills_disk=True,
         what="; ".join(command_words(c) for c in spec.setup),
         phase="work",
         needs=needs,

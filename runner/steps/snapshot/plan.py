@@ -40,6 +40,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     return Step(
         id="snapshot",
         kind="snapshot",
+        routine=True,
         what=f"branch {spec.snapshot_branch} (not pushed)" if spec.snapshot_branch else "private commit",
         phase="work",
         needs=needs,

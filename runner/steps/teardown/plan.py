@@ -12,6 +12,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
     return Step(
         id="teardown",
         kind="teardown",
+        routine=True,
         what="processes, sandbox, files",
         phase="finalize",
         needs=needs,
