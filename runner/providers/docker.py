@@ -8,7 +8,6 @@ runtimes.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -40,8 +39,8 @@ from runner.sandbox.docker_api import Engine
 from runner.sandbox.docker_facts import (
     TMP,
     check_machine,
+    image_facts,
     image_file,
-    image_volumes,
     missing_limits,
     read_image,
     tmp_bytes,
@@ -203,11 +202,11 @@ class DockerProvider(DaemonImages):
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
         image = await self._engine.image(request.image)
-        found = {"image": image["Id"], "volumes": image_volumes(image)}
+        found = image_facts(image, str(image["Id"]))
 
         def fill(private: Path) -> None:
             write_system_files(private, private.stat().st_uid)
-            image_file(private).write_text(json.dumps(found))
+            image_file(private).write_text(found)
 
         await self._directories.prepare(request)
         return await trio.to_thread.run_sync(self._directories.create, request, fill)
@@ -376,6 +375,7 @@ class DockerProvider(DaemonImages):
                     env=ENV,
                     runtime=self._runtime.program,
                     capabilities=self._runtime.capabilities,
+                    has_health_check=image["health"],
                 )
                 with self._runtime.open_channel(self._engine, prepared.stage, mounts, _what(handle)) as channel:
                     try:

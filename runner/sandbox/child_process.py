@@ -10,7 +10,7 @@ import fcntl
 import os
 import socket
 import subprocess  # noqa: TID251  # the one place
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -146,6 +146,32 @@ def start(
         _close(theirs)
     stdin = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=ours[0])))
     return Child(popen, stdin, *ours[1:])
+
+
+def start_on_socket(
+    argv: Sequence[str], *, env: Mapping[str, str], stderr: int
+) -> tuple[socket.socket, Callable[[], None]]:
+    """Start a command whose input and output are a socket, in a session of its own; return its other end.
+
+    The second value ends the command. Raises ``OSError`` when it cannot be started.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        end_of_theirs = theirs.fileno()
+        popen = subprocess.Popen(
+            argv, stdin=end_of_theirs, stdout=end_of_theirs, stderr=stderr, env=env, start_new_session=True
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+    def end() -> None:
+        popen.kill()
+        popen.wait()
+
+    return ours, end
 
 
 @contextmanager

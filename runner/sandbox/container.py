@@ -35,7 +35,7 @@ class ContainerMounts:
 
 @dataclass(frozen=True)
 class Container:
-    """``image`` is an id; its own entry point, user and environment are ignored.
+    """``image`` is an id; its own entry point, user, environment and health check are ignored.
 
     With ``capabilities`` the guest is root, and runs its commands as ``uid``; else it is that user, without any.
     """
@@ -47,18 +47,20 @@ class Container:
     env: Mapping[str, str]
     runtime: str
     capabilities: Sequence[str] = ()
+    has_health_check: bool = False  # the image; podman needs systemd even to be told of none
 
     def config(self, mounts: ContainerMounts) -> dict[str, Any]:
         """Return the body of the call, but for the guest's channel."""
         user = 0 if self.capabilities else self.uid
+        never = {"Healthcheck": {"Test": ["NONE"]}} if self.has_health_check else {}
         return {
+            **never,
             "Image": self.image,
             "User": f"{user}:{user}",
             "Entrypoint": [GUEST],
             "Env": [f"{name}={value}" for name, value in self.env.items()],
             "WorkingDir": "/",
             "Hostname": "workspace",
-            "Healthcheck": {"Test": ["NONE"]},
             "Labels": dict(self.labels),
             "NetworkDisabled": True,
             "HostConfig": {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -16,7 +18,6 @@ import trio
 
 from runner.core.errors import ImageMissing, ProviderBusy, ProviderFailed
 from runner.core.settings import Settings, without_secrets
-from runner.sandbox import child_process
 from runner.sandbox.registry_credentials import RegistryLogin
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 TIMEOUT = 10.0  # seconds
 TRANSFER = 900.0  # seconds for the files of a workspace
 
+_IMAGE = re.compile(r"(?:such image: |find image )([^\s]+?)(?:: |$)")  # as docker and podman name a missing one
+
 _T = TypeVar("_T")
 _USUAL = Path("/var/run/docker.sock")
 _START_FACTOR = 6
@@ -34,6 +37,7 @@ _BETWEEN_LOOKS = 0.05  # seconds
 _TCP_PORT = 2375
 _OLDEST = "1.41"  # version of the API, to ask for the daemon's
 _CHUNK = 1 << 20
+_KEPT = 4  # idle connections
 _CALLS = 20  # at a time; an abandoned call may count until its own timeout
 
 
@@ -60,12 +64,16 @@ class Engine:
         self.timeout = timeout
         self._certificates = certificates
         self._limiter = trio.CapacityLimiter(_CALLS)
+        self._idle: list[APIClient] = []  # each with a connection by ssh, which takes long to make
+        weakref.finalize(self, _close_all, self._idle)
 
     async def dial(self) -> tuple[trio.abc.Stream, Callable[[], None]]:
         """Open a connection to the daemon, and return it with what closes it at once. Raises ``OSError``."""
         where = self._place()
         if where.scheme == "ssh":
-            return _dial_by_ssh(self.host, self._environment)
+            from runner.sandbox import ssh_transport
+
+            return ssh_transport.dial(self.host, self._environment)
         if where.scheme == "unix":
             plain: trio.SocketStream = await trio.open_unix_socket(self.socket)
         else:
@@ -206,7 +214,8 @@ class Engine:
 
         def remove(client: APIClient) -> None:
             for container in client.containers(all=True, filters=wanted):
-                _remove(client, container["Id"])
+                if _carries(container, labels):
+                    _remove(client, container["Id"])
 
         await self._call(remove, self.timeout)
 
@@ -220,8 +229,8 @@ class Engine:
                 client.kill(container)
             except NotFound:
                 return
-            except APIError as error:
-                if error.status_code != 409:  # it has ended
+            except APIError:
+                if client.inspect_container(container)["State"]["Running"]:
                     raise
             client.wait(container)
 
@@ -230,18 +239,23 @@ class Engine:
     async def commit(self, container: str, labels: Mapping[str, str]) -> str:
         """Make an image of a container that never started, and return its id."""
 
+        changes = [f"LABEL {name}={value}" for name, value in labels.items()]  # podman reads no other labels
+
         def commit(client: APIClient) -> str:
-            return str(client.commit(container, conf={"Labels": dict(labels)})["Id"])
+            return str(client.commit(container, changes="\n".join(changes))["Id"])
 
         return await self._call(commit, _START_FACTOR * self.timeout)
 
     async def remove_images(self, labels: Mapping[str, str]) -> None:
         """Remove the unnamed images that carry all of these labels."""
-        wanted = _filter(labels)
+        wanted = _filter(
+            {name: word for name, word in labels.items() if name.endswith("workspace")}
+        )  # podman: one only
 
         def remove(client: APIClient) -> None:
             for image in client.images(filters=wanted):
-                client.remove_image(image["Id"], force=True)
+                if _carries(image, labels):
+                    client.remove_image(image["Id"], force=True)
 
         await self._call(remove, _START_FACTOR * self.timeout)
 
@@ -252,7 +266,7 @@ class Engine:
         """List the names of the volumes that carry all of these labels."""
         wanted = _filter(labels)
         found = await self._call(lambda client: client.volumes(filters=wanted), self.timeout)
-        return [str(volume["Name"]) for volume in found["Volumes"] or ()]
+        return [str(volume["Name"]) for volume in found["Volumes"] or () if _carries(volume, labels)]
 
     async def remove_volume(self, name: str) -> None:
         """Remove a volume that no container uses; one that is gone is no error."""
@@ -310,16 +324,31 @@ class Engine:
         from requests.exceptions import RequestException
 
         try:
-            with closing(self._client(self.timeout * _START_FACTOR)) as client:
+            with self._lent_client() as client:
                 return act(client)
         except ImageNotFound as error:
-            name = _text(error).rpartition("such image: ")[2]  # some say it twice
+            said = _IMAGE.search(_text(error))
+            name = said[1] if said else _text(error)
             raise ImageMissing(f"docker has no image `{name}`", hint="docker pull it, or build it") from error
         except APIError as error:
             failure = ProviderBusy if error.is_server_error() else ProviderFailed
             raise failure(f"docker refuses: {_text(error)}") from error
         except (OSError, HTTPException, DockerException, RequestException) as error:
             raise unreachable(self, error) from error
+
+    @contextmanager
+    def _lent_client(self) -> Iterator[APIClient]:
+        """Lend a client, which is kept for the next call if the daemon is reached by ssh and nothing went wrong."""
+        client = self._idle.pop() if self._idle else self._client(self.timeout * _START_FACTOR)
+        try:
+            yield client
+        except BaseException:
+            client.close()
+            raise
+        if self.host.startswith("ssh:") and len(self._idle) < _KEPT:
+            self._idle.append(client)
+        else:
+            client.close()
 
     def _client(self, timeout: float) -> APIClient:
         self._place()
@@ -336,7 +365,11 @@ class Engine:
         from docker.tls import TLSConfig
 
         if self.host.startswith("ssh:"):
-            return APIClient(self.host, version=version, timeout=timeout, use_ssh_client=True)
+            from runner.sandbox.ssh_transport import SshAdapter
+
+            client = APIClient("tcp://docker:1", version=version, timeout=timeout)
+            client.mount("http://", SshAdapter(self.host, self._environment, timeout))
+            return client
         host, tls = self.host, None
         if (folder := self._certificates) is not None:
             host = host.replace("tcp://", "https://", 1)
@@ -375,44 +408,22 @@ def _filter(labels: Mapping[str, str]) -> dict[str, list[str]]:
     return {"label": [f"{label}={value}" for label, value in labels.items()]}
 
 
+def _close_all(clients: list[APIClient]) -> None:
+    for client in clients:
+        client.close()
+
+
+def _carries(found: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Tell whether something that the daemon listed has the labels that were asked for; it may know no such filter."""
+    return (found.get("Labels") or {}).items() >= labels.items()
+
+
 def _trust(certificates: Path) -> ssl.SSLContext:
     import ssl
 
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
     return context
-
-
-def _dial_by_ssh(host: str, environment: Mapping[str, str]) -> tuple[trio.abc.Stream, Callable[[], None]]:
-    """Connect as docker's own client does. The user's ssh configuration, keys and agent say how. Raises ``OSError``."""
-    where = urlsplit(host)
-    port = ["-p", str(where.port)] if where.port else []
-    target = f"{where.username}@{where.hostname}" if where.username else str(where.hostname)
-    words = ["ssh", *port, "-T", "--", target, "docker", "system", "dial-stdio"]
-    child = child_process.start(words, env=environment)
-    return _ChildStream(child), child.kill
-
-
-class _ChildStream(trio.abc.Stream):
-    """The standard input and output of a child process."""
-
-    def __init__(self, child: child_process.Child) -> None:
-        self._child = child
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._child.stdin.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._child.stdin.wait_send_all_might_not_block()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return await self._child.stdout.receive_some(max_bytes or _CHUNK)
-
-    async def aclose(self) -> None:
-        self._child.kill()
-        with trio.CancelScope(shield=True):
-            await self._child.wait()
-            await self._child.aclose()
 
 
 def unreachable(engine: Engine, error: Exception) -> ProviderFailed:
@@ -422,6 +433,8 @@ def unreachable(engine: Engine, error: Exception) -> ProviderFailed:
     if not engine.host.startswith("unix:"):
         why = str(getattr(error.args[0] if error.args else None, "reason", why))
         hint = "check DOCKER_HOST and DOCKER_CERT_PATH, or choose another with `docker context use`"
+        if engine.host.startswith("ssh:"):
+            hint = f"ssh must get there without asking: ssh -o BatchMode=yes {engine.host} docker version"
         return ProviderBusy(
             f"the docker daemon at `{without_secrets(engine.host)}` cannot be reached: {why}", hint=hint
         )

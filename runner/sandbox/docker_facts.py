@@ -23,6 +23,8 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 def missing_limits(about: Mapping[str, Any]) -> dict[Feature, str]:
     """Return the limits that the daemon cannot set, with the reason."""
+    if about.get("Rootless") and about.get("CgroupVersion") == "1":  # podman, which says that it can
+        return dict.fromkeys(_LIMIT_SUPPORT, "podman without root limits nothing where control groups are version 1")
     return {f: f"the daemon cannot limit {f}" for f, word in _LIMIT_SUPPORT.items() if not about.get(word)}
 
 
@@ -37,6 +39,16 @@ def versions_of(about: Mapping[str, Any], guest: binary.Program) -> dict[str, st
     words = {"docker": "ServerVersion", "storage": "Driver", "cgroup": "CgroupVersion", "kernel": "KernelVersion"}
     found = {name: str(about[word]) for name, word in words.items() if about.get(word)}
     return {**found, "guest": guest.sha256[:12]}
+
+
+def is_podman(about: Mapping[str, Any]) -> bool:
+    return "BuildahVersion" in about
+
+
+def image_facts(image: Mapping[str, Any], id: str, *, podman: bool = False) -> str:
+    """Return what ``create`` stores of an image; ``id`` is of the one to use. Raises as ``image_volumes``."""
+    found = {"image": id, "volumes": image_volumes(image), "health": bool(image["Config"].get("Healthcheck"))}
+    return json.dumps({**found, "podman": podman})
 
 
 def image_volumes(image: Mapping[str, Any]) -> list[str]:

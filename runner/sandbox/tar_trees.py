@@ -125,19 +125,20 @@ class _Receiver:
         self._directories: dict[str, tuple[int, float]] = {}  # mode and time of each, which are set at the end
         self._seen: dict[str, set[str]] = {}  # the names in each directory
         self._files: set[str] = set()
+        self._top = ""
 
     def receive(self, archive: tarfile.TarFile) -> None:
         for number, entry in enumerate(archive):
             self._check()
             if number == MAX_ENTRIES:
                 raise ProviderFailed(f"a workspace holds more than {MAX_ENTRIES:,} files and directories")
-            _, _, name = entry.name.strip("/").partition("/")
-            if name:
-                self._entry(archive, entry, name)
-            elif not self._directories and entry.isdir():
+            if self._seen:
+                self._entry(archive, entry, self._below_top(entry.name))
+            elif entry.isdir():
                 self._directories[""], self._seen[""] = (entry.mode, entry.mtime), set()
+                self._top = _relative(entry.name)
             else:
-                raise ProviderFailed(f"the files of a workspace have a second top, `{entry.name!r}`")
+                raise ProviderFailed(f"the files of a workspace begin with no directory, but `{entry.name!r}`")
         if not self._directories:
             raise ProviderFailed("the files of a workspace are missing")
         self._remove_others()
@@ -145,6 +146,16 @@ class _Receiver:
             path = self._path(name)
             os.chmod(path, mode & _KEPT_MODE)
             os.utime(path, (seconds, seconds))
+
+    def _below_top(self, name: str) -> str:
+        """Return a name relative to the top: docker calls that by the last part of its path, podman by none."""
+        found = _relative(name)
+        if not self._top:
+            return found
+        top, _, below = found.partition("/")
+        if top != self._top or not below:
+            raise ProviderFailed(f"the files of a workspace have a second top, `{name!r}`")
+        return below
 
     def _path(self, name: str) -> str:
         return f"{self._to}/{name}" if name else self._to
@@ -180,7 +191,7 @@ class _Receiver:
         names.add(last)
 
     def _hard_link(self, path: str, entry: tarfile.TarInfo) -> None:
-        _, _, target = entry.linkname.strip("/").partition("/")
+        target = self._below_top(entry.linkname)
         if target not in self._files:
             raise ProviderFailed(f"a workspace links to a file that it does not have: {target[-200:]!r}")
         try:
@@ -207,6 +218,10 @@ class _Receiver:
                     trees.remove(Path(other.path))
                 elif gone:
                     os.unlink(other.path)
+
+
+def _relative(name: str) -> str:
+    return name.removeprefix("./").strip("/").removesuffix(".")
 
 
 def _make_directory(path: str) -> None:

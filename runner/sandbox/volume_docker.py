@@ -35,9 +35,12 @@ from runner.sandbox.daemon_images import DaemonImages
 from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.docker_api import Engine
 from runner.sandbox.docker_facts import (
+    TMP,
     check_machine,
+    image_facts,
     image_file,
     image_volumes,
+    is_podman,
     missing_limits,
     read_image,
     tmp_bytes,
@@ -49,6 +52,7 @@ from runner.sandbox.tar_trees import Source, read_tar, stamps, write_tar
 
 UID = 1000  # of commands
 MOST = 16 << 30  # bytes that are fetched of a workspace without a disk limit
+_TMPFS = "rw,exec,nosuid,nodev"  # in the form that podman heeds too
 _COVER_BYTES = 1 << 16  # of a tmpfs over a volume that the image declares
 
 _NO_DISK = "the daemon keeps the files, and docker limits no volume"
@@ -118,12 +122,12 @@ class VolumeDocker(DaemonImages):
         if request.tree is not None or request.shared:
             raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_ALONE}", hint="use provider `local`")
         image = await self._engine.image(request.image)
-        covered = image_volumes(image)
+        image_volumes(image)
         handle = await trio.to_thread.run_sync(self._directories.create, request)
         try:
             layer = await self._add_guest(handle, str(image["Id"]))
-            found = {"image": layer, "volumes": covered}
-            await trio.to_thread.run_sync(image_file(handle.private).write_text, json.dumps(found))
+            facts = image_facts(image, layer, podman=is_podman(await self._engine.about()))
+            await trio.to_thread.run_sync(image_file(handle.private).write_text, facts)
         except BaseException:
             with trio.CancelScope(shield=True), suppress(ProviderFailed, CleanUpIncomplete):
                 await self.destroy(handle)
@@ -137,6 +141,10 @@ class VolumeDocker(DaemonImages):
         words.append(Source(GUEST.lstrip("/"), guest, 0, 0o755, guest.read_bytes()))
         labels = self._labels(handle)
         image_file(handle.private).parent.mkdir(mode=0o700)
+        tmp = image_file(handle.private).with_name("tmp")
+        tmp.mkdir()
+        tmp.chmod(0o1777)  # podman gives a tmpfs the mode of the directory below it
+        words.append(Source("tmp", tmp, 0))
         made = await self._make(handle, "image", {"Image": image, "Entrypoint": ["-"]})
         try:
             await self._engine.put(made, "/", partial(write_tar, words))
@@ -174,7 +182,7 @@ class VolumeDocker(DaemonImages):
                     group=limits,
                     grace=self._grace,
                     refresh=partial(self._fetch_one, carrier, volumes[0], seen, spec),
-                    before_exec=Inputs(volumes, partial(self._put, carrier)).send_changed,
+                    before_exec=Inputs(volumes, partial(self._put, handle, carrier)).send_changed,
                 )
                 try:
                     await channel.prepare(container)
@@ -216,13 +224,15 @@ class VolumeDocker(DaemonImages):
             limits=handle.limits,
             env=ENV,
             runtime="",
+            has_health_check=found["health"],
         )
         config = container.config(ContainerMounts())
-        covered = [(place, _COVER_BYTES, 0o755) for place in found["volumes"]]
-        if any(volume.target == PATHS.kube for volume in volumes):
-            covered.append((posixpath.dirname(PATHS.kube), _COVER_BYTES, 0o755))  # the image's own may be closed
-        covered.append(("/tmp", tmp_bytes(handle.limits), 0o1777))
-        config["HostConfig"]["Mounts"] = [*map(_mount, volumes), *(_tmpfs(*words) for words in covered)]
+        covered = dict.fromkeys(found["volumes"], f"{_TMPFS},size={_COVER_BYTES},mode=755")
+        if any(volume.target == PATHS.kube for volume in volumes):  # the image's own may be closed
+            covered[posixpath.dirname(PATHS.kube)] = f"{_TMPFS},size={_COVER_BYTES},mode=755"
+        covered[TMP] = f"{_TMPFS},size={tmp_bytes(handle.limits)},mode=1777"
+        covered["/var/tmp"] = f"{_TMPFS},size={tmp_bytes(handle.limits) // 4},mode=1777"  # podman's own has no size
+        config["HostConfig"] |= {"Mounts": [*map(_mount, volumes)], "Tmpfs": covered}
         del config["HostConfig"]["Runtime"]
         return {**config, **AttachChannel.config}
 
@@ -241,18 +251,27 @@ class VolumeDocker(DaemonImages):
             if volume.name not in there:
                 await self._engine.make_volume(volume.name, labels)
         carrier = await self._carrier(handle, volumes)
-        await self._put(carrier, [volume for volume in volumes if volume.name not in there])
+        await self._put(handle, carrier, [volume for volume in volumes if volume.name not in there])
         for volume in volumes:
             if volume.kept and volume.name in there:
                 changed = now[volume.name].items() - mirror.stamps[volume.name].items()
-                await self._put(carrier, [volume], frozenset(name for name, _ in changed))
+                await self._put(handle, carrier, [volume], frozenset(name for name, _ in changed))
         mirror.same(now)
         return carrier
 
-    async def _put(self, carrier: str, volumes: Sequence[Volume], only: frozenset[str] | None = None) -> None:
-        sources = [Source(_place(volume).lstrip("/"), volume.source, UID, only=only) for volume in volumes]
-        if sources and only != frozenset():
+    async def _put(
+        self, handle: Handle, carrier: str, volumes: Sequence[Volume], only: frozenset[str] | None = None
+    ) -> None:
+        if not volumes or only == frozenset():
+            return
+        if not read_image(handle)["podman"]:
+            sources = [Source(_place(volume).lstrip("/"), volume.source, UID, only=only) for volume in volumes]
             await self._engine.put(carrier, "/", partial(write_tar, sources))
+            return
+        async with trio.open_nursery() as nursery:  # podman unpacks into no mount below
+            for volume in volumes:
+                source = Source(".", volume.source, UID, only=only)
+                nursery.start_soon(self._engine.put, carrier, _place(volume), partial(write_tar, [source]))
 
     async def _carrier(self, handle: Handle, volumes: Sequence[Volume]) -> str:
         mounts = [_mount(replace(volume, target=_place(volume), writable=True)) for volume in volumes]
@@ -460,10 +479,6 @@ def _mount(volume: Volume) -> dict[str, Any]:
         "ReadOnly": read_only,
         "VolumeOptions": options,
     }
-
-
-def _tmpfs(target: str, size: int, mode: int) -> dict[str, Any]:
-    return {"Type": "tmpfs", "Target": target, "TmpfsOptions": {"SizeBytes": size, "Mode": mode}}
 
 
 def _what(handle: Handle) -> str:

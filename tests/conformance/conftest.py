@@ -23,7 +23,21 @@ from runner.testing.place import Candidate
 from runner.testing.plugin import is_shipped, judge
 from tests.agents.record_transcripts import TRANSCRIPTS
 from tests.agents.test_transcripts import CLIS
-from tests.support.providers import DOCKER, FAKE, GVISOR, KINDS, ORDINARY, PROCESS, SIZED, VOLUMES, inhabitants, make
+from tests.support.providers import (
+    BY_VOLUMES,
+    DOCKER,
+    FAKE,
+    GVISOR,
+    KINDS,
+    ORDINARY,
+    PODMAN,
+    PROCESS,
+    ROOT_PODMAN,
+    ROOTLESS,
+    SIZED,
+    inhabitants,
+    make,
+)
 
 _FAKE = "nothing is executed"
 _HOST = "commands see this host"
@@ -84,7 +98,7 @@ KNOWN_GAPS: dict[str, dict[str, str]] = {
         "test_kills_for_memory_are_counted_also_when_the_command_goes_on": _KILLED_WHOLE,
     },
     PROCESS: _HOST_GAPS,
-    VOLUMES: _VOLUME_GAPS,
+    **dict.fromkeys(BY_VOLUMES, _VOLUME_GAPS),
 }
 
 FAKE_PASSES = {
@@ -141,6 +155,11 @@ ALWAYS = {
     "test_no_kind_of_tree_outlives_its_block",
     "test_output_and_errors_are_separate",
 }
+FEW = {
+    "test_it_is_available_and_gives_a_reason_for_every_gap",
+    "test_nothing_is_reachable_without_network",
+    "test_the_host_cannot_be_seen",
+}
 BY_DAY = {  # of these kinds; the rest is for the night
     # what differs without root: how things are shown, and whose they are
     ORDINARY: ALWAYS
@@ -157,6 +176,7 @@ BY_DAY = {  # of these kinds; the rest is for the night
         "test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused",
         "test_connections_to_the_workspace_s_own_loopback_are_served_from_outside",
     },
+    **dict.fromkeys((PODMAN, ROOT_PODMAN, ROOTLESS), FEW),
     # An opening takes half a second.
     GVISOR: ALWAYS
     | {
@@ -200,11 +220,11 @@ def _candidate(kind: str) -> Candidate:
         make=partial(make, kind),
         gaps=_AllBut(FAKE_PASSES, _FAKE) if kind == FAKE else KNOWN_GAPS.get(kind, {}),
         escapes=escapes,
-        own_users=kind not in (ORDINARY, VOLUMES),
+        own_users=kind not in (ORDINARY, *BY_VOLUMES),
         disk_limit=kind in SIZED,
-        pins_parents=kind != VOLUMES,
+        pins_parents=kind not in BY_VOLUMES,
         shared_namespaces=("user",) if kind == DOCKER else (),
-        uid=UID if kind == VOLUMES else None,
+        uid=UID if kind in BY_VOLUMES else None,
         inhabitants=inhabitants,
         marks=partial(_by_night, kind),
     )

@@ -15,7 +15,7 @@ from runner.ports.provider import Workspace
 from runner.testing.outside import descendants, fields, living_of, marked
 from runner.testing.place import STUBBORN, Place, carrying, read_until
 from tests.support import dockerd
-from tests.support.providers import DOCKER, GUESTS, GVISOR, PROCESS, VOLUMES, inhabitants
+from tests.support.providers import BY_VOLUMES, DOCKER, GUESTS, GVISOR, PROCESS, inhabitants
 
 KINDS = GUESTS
 
@@ -47,7 +47,7 @@ async def test_very_many_commands_at_once_end_with_their_own_status(place: Place
 
 def _first(place: Place) -> int:
     """The guest of the only open workspace, as seen from outside: below bubblewrap where there is one."""
-    if place.kind in (GVISOR, VOLUMES):
+    if place.kind in (GVISOR, *BY_VOLUMES):
         return max(map(dockerd.first, dockerd.containers(place.handle.id)))  # others never start
     if place.kind == DOCKER:
         theirs = {pid: int(fields(pid)[1]) for pid in living_of(place.handle.uid)}  # each with its parent

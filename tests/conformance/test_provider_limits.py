@@ -14,9 +14,9 @@ from runner.core.model import Limits
 from runner.sandbox.cgroup import locate
 from runner.testing.outside import marked
 from runner.testing.place import Place, read_until
-from tests.support.providers import DOCKER, GVISOR, LOCAL, VOLUMES, inhabitants
+from tests.support.providers import DOCKER, GVISOR, LOCAL, ROOT_PODMAN, VOLUMES, inhabitants
 
-KINDS = (LOCAL, DOCKER, VOLUMES, GVISOR)
+KINDS = (LOCAL, DOCKER, VOLUMES, ROOT_PODMAN, GVISOR)
 
 
 @pytest.mark.scenario("LIF-16", only="provider")

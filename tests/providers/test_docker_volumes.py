@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,14 +18,25 @@ from runner.sandbox.volume_docker import Mirror
 from runner.testing.place import GRACE
 from tests.support import dockerd
 from tests.support.dockerd import Daemon
-from tests.support.needs import OPENSSL, ROOT
+from tests.support.needs import OPENSSL, ROOT, SSHD
 from tests.support.providers import VOLUMES, make
 from tests.support.remote_dockerd import RemoteDaemon, remote_daemon
 from tests.support.situations import REPO, Project, commit, git, leftovers, step, until, write_files
+from tests.support.ssh_server import SshServer, ssh_server
+from tests.support.unprivileged import OtherDaemon, Podman, RootlessDocker
 
 pytestmark = ROOT.mark  # who starts a daemon, and becomes another user
 
 USER = 65534  # in the group of the daemon's socket, and nothing more
+OTHERS: dict[str, type[OtherDaemon]] = {"podman": Podman, "rootless docker": RootlessDocker}
+
+
+def everywhere() -> pytest.MarkDecorator:
+    """Every way to a daemon; each is a part of BEY-21."""
+    parts = {"docker-user": "group docker", "docker-remote": "tcp with TLS"}
+    kinds = ("root", "docker-user", "docker-remote", "ssh", *OTHERS)
+    params = [pytest.param(kind, marks=pytest.mark.scenario("BEY-21", only=parts.get(kind, kind))) for kind in kinds]
+    return pytest.mark.parametrize("elsewhere", params, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +64,12 @@ def _remotely(project: Project, daemon: RemoteDaemon) -> None:
     project.env |= {"DOCKER_HOST": daemon.host, "DOCKER_TLS_VERIFY": "1", "DOCKER_CERT_PATH": str(certificates)}
 
 
-def _by_group(project: Project, daemon: Daemon) -> None:
-    daemon.root.chmod(0o711)
-    os.chown(daemon.socket, 0, USER)
+def _as_user(project: Project, daemon: Daemon, user: int) -> None:
     for top in (project.folder, project.home):
         for path in (top, *top.rglob("*")):
-            os.chown(path, USER, USER, follow_symlinks=False)
+            os.chown(path, user, user, follow_symlinks=False)
     project.env["DOCKER_HOST"] = daemon.host
-    project.user = USER
+    project.user = user
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +84,29 @@ def near() -> Iterator[Daemon]:
         daemon.stop()
 
 
+@pytest.fixture(scope="module")
+def over_ssh(near: Daemon, homes: Path) -> Iterator[SshServer]:
+    SSHD.require()
+    root = homes / "ssh"
+    with ssh_server(root, near, USER) as server:
+        server.know_host()
+        yield server
+    trees.remove(root)
+
+
+def _daemon(request: pytest.FixtureRequest) -> Daemon:
+    if request.param in OTHERS:
+        OTHERS[request.param].component.require()
+        return dockerd.session_of(OTHERS[request.param])
+    found: Daemon = request.getfixturevalue("remote" if request.param == "docker-remote" else "near")
+    return found
+
+
 @pytest.fixture(params=["docker-user", "docker-remote"])
 def elsewhere(request: pytest.FixtureRequest, project: Project, homes: Path) -> Iterator[Callable[[], Daemon]]:
     """What lets the project use such a daemon, called once its files are there; afterwards the daemon has nothing."""
-    daemon = request.getfixturevalue("remote" if request.param == "docker-remote" else "near")
+    daemon = _daemon(request)
+    ssh: SshServer | None = request.getfixturevalue("over_ssh") if request.param == "ssh" else None
     place = Path(tempfile.mkdtemp(dir=homes))
     place.chmod(0o755)
     project.folder, project.home = place / "project", place / "home"
@@ -87,8 +116,17 @@ def elsewhere(request: pytest.FixtureRequest, project: Project, homes: Path) -> 
     def use() -> Daemon:
         if isinstance(daemon, RemoteDaemon):
             _remotely(project, daemon)
+        elif request.param == "root":
+            project.env["DOCKER_HOST"] = daemon.host
+        elif isinstance(daemon, OtherDaemon):
+            _as_user(project, daemon, daemon.user)
         else:
-            _by_group(project, daemon)
+            daemon.root.chmod(0o711)
+            os.chown(daemon.socket, 0, USER)
+            _as_user(project, daemon, USER)
+        if ssh is not None:
+            project.env |= {"DOCKER_HOST": ssh.host, "HOME": str(ssh.home)}
+            project.within, project.user = ssh.within, None
         return daemon
 
     before = had_by(daemon)
@@ -122,6 +160,7 @@ def write(project: Project, script: str, *, workspace: str = "", run: str = "") 
 @pytest.mark.scenario("ISO-04", only="elsewhere")
 @pytest.mark.scenario("ISO-09", only="elsewhere")
 @pytest.mark.scenario("BEY-05", only="elsewhere")
+@everywhere()
 def test_a_whole_run_works_there_as_anywhere(project: Project, elsewhere: Callable[[], Daemon]) -> None:
     script = """
         test "$(pwd)" = /workspace && cd ../.. && test "$(pwd)" = / && test ! -e "$OUTSIDE" && cd /workspace || exit 1
@@ -136,14 +175,14 @@ def test_a_whole_run_works_there_as_anywhere(project: Project, elsewhere: Callab
     verify += "'test -x b/new && test ! -e gone && echo built > built'], timeout: 60s}]}"
     script = script.replace("$OUTSIDE", str(project.home))
     write(project, script, workspace=setup, run=f"snapshot: {{message: work}}\n{verify}")
-    elsewhere()
+    has_limits = not isinstance(elsewhere(), OtherDaemon)  # on this kernel's control groups
 
     record = project.succeed()
 
     (seen,) = [event for event in project.events(record) if event["type"] == "IsolationObserved"]
     assert seen["step"] == "agent"
     assert seen["isolation"]["interfaces"] == ["lo"]
-    assert seen["isolation"]["limits"]["memory_bytes"] == 4 << 30
+    assert seen["isolation"]["limits"]["memory_bytes"] == (4 << 30 if has_limits else None)
     assert seen["isolation"]["capabilities"] == "none"
 
     assert project.logs("agent").splitlines() == ["setup", "home", "closed"]
@@ -277,3 +316,60 @@ def test_a_daemon_that_does_not_answer_is_named_in_time(project: Project, elsewh
 
     assert done.code == 4
     assert f"the docker daemon at `{daemon.host}` has not answered within 10s" in done.err
+
+
+@pytest.mark.parametrize("elsewhere", ["docker-remote", "ssh"], indirect=True)
+def test_a_docker_context_names_such_a_daemon(project: Project, elsewhere: Callable[[], Daemon]) -> None:
+    write(project, "echo work > made")
+    elsewhere()
+    host = {"host": project.env.pop("DOCKER_HOST")}
+    if folder := project.env.pop("DOCKER_CERT_PATH", None):
+        host |= {name: f"{folder}/{name}.pem" for name in ("ca", "cert", "key")}
+    project.env |= {"DOCKER_CONFIG": str(project.home / "docker"), "DOCKER_TLS_VERIFY": ""}
+    words = ["create", "far", "--docker", ",".join(f"{key}={value}" for key, value in host.items())]
+    for arguments in (words, ["use", "far"]):
+        command = [*project.within, "docker", "context", *arguments]
+        subprocess.run(command, check=True, env=project.variables, capture_output=True)
+
+    done = project.runner("plan", str(project.folder))
+
+    assert done.code == 0, done.err
+    assert project.runner("doctor", "--settings").out.count("docker context far") == 1
+
+
+@pytest.mark.parametrize("elsewhere", ["ssh"], indirect=True)
+def test_an_ssh_host_that_is_not_known_is_refused_and_nobody_is_asked(
+    project: Project, elsewhere: Callable[[], Daemon], over_ssh: SshServer
+) -> None:
+    write(project, "echo work > made")
+    elsewhere()
+    (over_ssh.home / ".ssh" / "known_hosts").unlink()
+    try:
+        done = project.runner("plan", str(project.folder))
+    finally:
+        over_ssh.know_host()
+
+    assert done.code == 4
+    assert f"the docker daemon at `{over_ssh.host}` cannot be reached: " in done.err
+    assert "Host key verification failed" in done.err
+    assert f"ssh -o BatchMode=yes {over_ssh.host} docker version" in done.err
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("elsewhere", ["ssh"], indirect=True)
+def test_a_connection_that_breaks_in_a_run_is_told_and_its_work_is_saved(
+    project: Project, elsewhere: Callable[[], Daemon], over_ssh: SshServer
+) -> None:
+    write(project, "echo work > made; echo ready; sleep 600", run="snapshot: {message: work}")
+    elsewhere()
+    running = project.start("apply", str(project.folder))
+    state = project.home / "state"
+    try:
+        until(lambda: any("ready" in log.read_text() for log in state.glob("runs/*/logs/agent.stdout")), 60)
+        over_ssh.break_connections()
+    finally:
+        out, err = running.communicate(timeout=60)
+
+    assert running.returncode == 4, out + err
+    assert step(project.record(), "agent")["outcome"]["code"] == "provider.workspace-lost"
+    assert "+work" in project.runner("runs", "patch", "last").out

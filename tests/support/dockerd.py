@@ -16,7 +16,7 @@ import socket
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -105,14 +105,14 @@ class Daemon:
         """The one behind it dies with it; containers live on."""
         pids = self.pids()
         self.signal(signal.SIGKILL)
-        _wait_until_gone(pids)
+        wait_until_gone(pids)
         for file in self._pid_files():
             file.unlink()  # they may be zombies yet, which the next one would take for living ones
 
     def make_image(self) -> None:
         with self.client() as client:
             repository, _, tag = IMAGE.partition(":")
-            client.import_image_from_data(_root_file_system(), repository=repository, tag=tag)
+            client.import_image_from_data(root_file_system(), repository=repository, tag=tag)
 
     def stop(self) -> None:
         """End it and remove what it has left."""
@@ -121,7 +121,7 @@ class Daemon:
             for pid in pids[: 1 if number is signal.SIGTERM else None]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
-            _wait_until_gone(pids)
+            wait_until_gone(pids)
         mounts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         ours = f"{self.root}/", f"{self.data}/"
         for point in sorted((point for point in mounts if point.startswith(ours)), reverse=True):
@@ -148,7 +148,7 @@ def _runtimes() -> dict[str, dict[str, object]]:
     return {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
 
 
-def _wait_until_gone(pids: list[int]) -> None:
+def wait_until_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + _STOPPED
     while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -161,29 +161,36 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def _root_file_system() -> bytes:
+def root_file_system() -> bytes:
     """Programs of this host with what they are linked to, and Python's library."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in ("dev", "etc", "proc", "run", "sys", "tmp"):
-            directory = tarfile.TarInfo(name)
-            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(directory)
-        for name in ("bin", "lib", "lib64"):
-            if os.path.islink(f"/{name}"):
-                tar.add(f"/{name}", name)
         found = {path for path in (shutil.which(program, path=PATH) for program in _PROGRAMS.split()) if path}
         library = _output(["python3", "-SIc", "import sysconfig; print(sysconfig.get_path('stdlib'))"]).strip()
         modules = [str(module) for module in Path(library, "lib-dynload").glob("*.so")]
-        for path in sorted(found | set(libraries([*found, *modules]))):
-            tar.add(os.path.realpath(path), resolved(path))
+        add_programs(tar, sorted(found | set(libraries([*found, *modules]))))
         tar.add(library, library.lstrip("/"), filter=_light)
     return buffer.getvalue()
 
 
+def add_programs(tar: tarfile.TarFile, paths: list[str]) -> None:
+    """Add files of this host to a root file system, with every directory: one that is left out may be closed."""
+    names = {resolved(path): path for path in paths}
+    parents = {str(parent) for name in names for parent in Path(name).parents} - {"."}
+    for name in sorted({"dev", "etc", "proc", "run", "sys", "tmp", *parents}):
+        directory = tarfile.TarInfo(name)
+        directory.type, directory.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(directory)
+    for name in ("bin", "lib", "lib64"):
+        if os.path.islink(f"/{name}"):
+            tar.add(f"/{name}", name)
+    for name, path in names.items():
+        tar.add(os.path.realpath(path), name)
+
+
 def unpack_root_file_system(directory: Path) -> None:
     """What is in the image, as files."""
-    with tarfile.open(fileobj=io.BytesIO(_root_file_system())) as tar:
+    with tarfile.open(fileobj=io.BytesIO(root_file_system())) as tar:
         tar.extractall(directory, filter="fully_trusted")
 
 
@@ -235,6 +242,12 @@ def session() -> Daemon:
     return hold(shared(os.environ[_NAME]))
 
 
+@cache
+def session_of(make: type[Daemon]) -> Daemon:
+    """The session's daemon of another kind."""
+    return hold(shared(f"{os.environ[_NAME]}-{make.__name__}", make=make))
+
+
 def image_id() -> str:
     with session().client() as client:
         return str(client.inspect_image(IMAGE)["Id"])
@@ -273,12 +286,14 @@ def root(name: str) -> Path:
 
 
 @contextmanager
-def shared(name: str, data: Path | None = None) -> Iterator[Daemon]:
+def shared(
+    name: str, data: Path | None = None, make: Callable[[Path, Path | None], Daemon] = Daemon
+) -> Iterator[Daemon]:
     """The daemon of all processes that give this name, for as long as one of them is in the block.
 
     It has the image, or what is in ``data``.
     """
-    daemon = Daemon(root(name), data)
+    daemon = make(root(name), data)
     with _opened(daemon.root.with_suffix(".users")) as users:
         with _changing(daemon):
             fcntl.flock(users, fcntl.LOCK_SH)

@@ -19,12 +19,14 @@ from runner.sandbox.docker_api import Engine
 from runner.sandbox.volume_docker import VolumeDocker
 from runner.testing.outside import alive, pids
 from runner.testing.place import LEAVES, STUBBORN
-from tests.support import dockerd
+from tests.support import dockerd, unprivileged
 from tests.support.fake_provider import FakeProvider, Scripted
 
 LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
 DOCKER, VOLUMES, GVISOR = "docker", "docker by volumes", "gvisor"
-GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, VOLUMES, GVISOR)
+PODMAN, ROOT_PODMAN, ROOTLESS = "podman", "podman as root", "rootless docker"
+BY_VOLUMES = (VOLUMES, PODMAN, ROOT_PODMAN, ROOTLESS)
+GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR, *BY_VOLUMES)
 SIZED = (LOCAL, DOCKER, GVISOR)  # where they run as root
 KINDS = (*GUESTS, FAKE)
 SLOW = (DOCKER,)  # of checks that take long, for the night
@@ -52,9 +54,17 @@ def make(kind: str, home: Path, grace: float) -> Provider:
         FAKE: lambda: FakeProvider(home, _scripted, grace=grace),
         DOCKER: lambda: OnTestImage(home, Engine(dockerd.host()), grace=grace, runtime=RUNC),
         VOLUMES: lambda: VolumesOnTestImage(home, Engine(dockerd.host()), grace=grace),
+        PODMAN: lambda: by_volumes(home, unprivileged.Podman, grace),
+        ROOT_PODMAN: lambda: by_volumes(home, unprivileged.RootPodman, grace),
+        ROOTLESS: lambda: by_volumes(home, unprivileged.RootlessDocker, grace),
         GVISOR: lambda: OnTestImage(home, Engine(dockerd.host()), grace=grace, runtime=RUNSC),
     }
     return kinds[kind]()
+
+
+def by_volumes(home: Path, daemon: type[unprivileged.OtherDaemon], grace: float) -> Provider:
+    daemon.component.require()
+    return VolumesOnTestImage(home, Engine(dockerd.session_of(daemon).host), grace=grace)
 
 
 def _scripted(argv: Sequence[str]) -> Scripted:

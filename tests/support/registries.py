@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.support.dockerd import Daemon, libraries, resolved
+from tests.support.dockerd import Daemon, add_programs, libraries
 from tests.support.needs import program
 
 REGISTRY = program("docker-registry")
@@ -92,18 +92,8 @@ def small_image(mark: str) -> bytes:
     """The archive of a root file system of a few of this host's programs; ``mark`` is in its file ``/mark``."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name in ("dev", "etc", "proc", "run", "sys", "tmp"):
-            directory = tarfile.TarInfo(name)
-            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(directory)
-        for name in ("bin", "lib", "lib64"):
-            tar.add(f"/{name}", name, recursive=False)
         found = [path for path in map(shutil.which, _PROGRAMS) if path]
-        for path in sorted({*found, *libraries(found)}):
-            with suppress(KeyError):
-                tar.getmember(resolved(path))
-                continue
-            tar.add(Path(path).resolve(), resolved(path))
+        add_programs(tar, sorted({*found, *libraries(found)}))
         file = tarfile.TarInfo("mark")
         file.size = len(mark)
         tar.addfile(file, io.BytesIO(mark.encode()))

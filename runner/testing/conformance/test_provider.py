@@ -126,7 +126,13 @@ async def _listening() -> AsyncIterator[int]:
 
 async def test_the_host_cannot_be_seen(place: Place, tmp_path: Path) -> None:
     async with place.open() as workspace:
-        for hidden in (tmp_path, Path("/root"), Path("/var"), Path("/run/docker.sock"), place.handle.private.parent):
+        for hidden in (
+            tmp_path,
+            Path("/root"),
+            Path("/var/lib"),
+            Path("/run/docker.sock"),
+            place.handle.private.parent,
+        ):
             assert not (await workspace.run(["test", "-e", str(hidden)])).exit.ok, hidden
         pids = await shell(workspace, "cd /proc; echo [0-9]*")
         names = await shell(workspace, "cd /home; echo *; echo /workspace/../*; hostname")
