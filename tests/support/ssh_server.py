@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from runner.testing.outside import descendants
 from tests.support.dockerd import Daemon
 
 NAME = "runner-tests"
@@ -51,7 +52,7 @@ class SshServer:
 
     def break_connections(self) -> None:
         """End what serves the open connections; new ones are served."""
-        for pid in children(self.pid):
+        for pid in descendants(self.pid):
             os.kill(pid, signal.SIGKILL)
 
     def know_host(self) -> None:
@@ -87,10 +88,6 @@ def ssh_server(root: Path, daemon: Daemon, uid: int) -> Iterator[SshServer]:
     finally:
         process.kill()
         process.wait()
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def _wait(server: SshServer, process: subprocess.Popen[bytes]) -> None:
