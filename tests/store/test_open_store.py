@@ -40,8 +40,8 @@ async def test_a_store_in_memory_is_new_each_time() -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        pytest.param("mysql://me:hunter2@db/runner", "scheme of the store's URL is `mysql`", id="scheme"),
-        pytest.param("_rows:x", "scheme of the store's URL is `_rows`", id="private module"),
+        pytest.param("mysql://me:hunter2@db/runner", "unknown scheme: `mysql`", id="scheme"),
+        pytest.param("_rows:x", "unknown scheme: `_rows`", id="private module"),
         pytest.param("sqlite:state.db", "`sqlite:state.db` names no file", id="relative"),
         pytest.param("sqlite://me:hunter2@state.db", "`sqlite://...@state.db` names no file", id="password"),
         pytest.param("sqlite:///", "names no file", id="no file"),
