@@ -52,5 +52,7 @@ def _locate(url: str) -> tuple[ModuleType, Any]:
         scheme = plugins.load(sys.modules[__name__], name)
     except UnknownPlugin as error:
         known = ", ".join(plugins.names(sys.modules[__name__]))
-        raise BadStoreUrl(f"the store's URL has an unknown scheme: `{excerpt(name)}`", hint=f"known: {known}") from error
+        raise BadStoreUrl(
+            f"the store's URL has an unknown scheme: `{excerpt(name)}`", hint=f"known: {known}"
+        ) from error
     return scheme, scheme.place(url)

@@ -58,7 +58,7 @@ async def execute(
     Raises ``WorkspaceState`` unless the workspace is ready, ``ForbiddenFiles`` before anything is started,
     ``LeaseHeld``, and ``LeaseLost`` when the command was ended because somebody else may have the workspace.
     """
-    row = await own_workspace(env.store, text)
+    row = await own_workspace(env, text)
     require_ready(row)
     require_tree(row)
     _, handle = await env.find(row)

@@ -76,6 +76,7 @@ async def release(env: WorkspaceEnv, text: str) -> str:
         if not liveness.is_dead(lease.runner, locked=is_locked(run_directory(env.settings.home, row.run))):
             hint = f"wait, or `runner lease break {row.id} --yes`"
         raise LeaseHeld(f"workspace `{row.id}` is in use by {lease.holder}", hint=hint)
+    env.require(row)
     async with hold(env, row, "release"):
         pass
     return f"workspace {row.id} is free; `{lease.holder}` had it"
@@ -93,6 +94,8 @@ async def break_lease(env: WorkspaceEnv, text: str, *, sure: bool) -> str:
         raise WorkspaceState(f"workspace `{row.id}` is free, there is nothing to break")
     if place := (await read_liveness(env.store, env.settings.home)).elsewhere(lease.runner):
         raise lease_held(lease, place)  # what runs in it cannot be killed from here
+    if row.run is None:
+        env.require(row)
     if not sure:
         message = f"breaking the lease of workspace `{row.id}` kills all that `{lease.holder}` runs in it"
         raise UsageError(message, hint=f"runner lease break {row.id} --yes")

@@ -106,7 +106,7 @@ async def reap(env: WorkspaceEnv, *, dry_run: bool) -> list[ReapedWorkspace]:
     """Save and remove every expired workspace that nobody holds; persistent ones do not expire."""
     found, now = [], await env.store.now()
     for row in await env.store.workspaces():
-        if _is_here(env, row) and _is_due(env, row, now):
+        if env.has(row) and _is_due(env, row, now):
             reaped = ReapedWorkspace(row.id, tree_of(env.settings, row), _end(env, row) or 0, row.path is not None)
             found.append(reaped if dry_run else await _reap(env, row, reaped))
     return found
@@ -125,11 +125,6 @@ def _end(env: WorkspaceEnv, row: WorkspaceRow) -> int | None:
     if row.expires is None or most is None:
         return row.expires
     return min(row.expires, row.created + round(most * 1e6))
-
-
-def _is_here(env: WorkspaceEnv, row: WorkspaceRow) -> bool:
-    """Tell whether a workspace outside of runs is in this home, which others may share the store with."""
-    return env.settings.database_url is None or env.folder(row.id).exists()
 
 
 async def _reap(env: WorkspaceEnv, row: WorkspaceRow, reaped: ReapedWorkspace) -> ReapedWorkspace:
@@ -153,7 +148,7 @@ async def complete_changes(env: WorkspaceEnv, unknown: Collection[str] = (), *, 
     found = []
     for row in await env.store.workspaces():
         abandoned = row.status in UNFINISHED or (await env.store.lease(row.id)).id
-        ours = row.run is None and row.id not in unknown and _is_here(env, row)
+        ours = row.run is None and row.id not in unknown and env.has(row)
         if ours and abandoned and not is_locked(env.lock(row.id)):
             done = CompletedChange(row.id, f"was left {row.status}")
             found.append(done if dry_run else await _finish(env, row))

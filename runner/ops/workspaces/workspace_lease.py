@@ -22,7 +22,7 @@ from msgspec import Struct
 from runner.artifacts.history import FILE, add_events, event_line
 from runner.artifacts.layout import write
 from runner.artifacts.run_lock import try_lock
-from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, WorkspaceLost
+from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, WorkspaceLost, WorkspaceState
 from runner.core.home import WORKSPACES
 from runner.core.model import Fence, Handle, Lease
 from runner.core.nurseries import unwrapping_groups
@@ -61,6 +61,15 @@ class WorkspaceEnv(Struct, frozen=True):
 
     def repository(self, id: str) -> Path:
         return self.folder(id) / "snapshot.git"
+
+    def has(self, row: WorkspaceRow) -> bool:
+        """Tell whether a workspace outside of runs is in this home, which others may share the store with."""
+        return self.settings.database_url is None or self.folder(row.id).exists()
+
+    def require(self, row: WorkspaceRow) -> None:
+        """Raise ``WorkspaceState`` for a workspace of another home."""
+        if not self.has(row):
+            raise WorkspaceState(f"workspace `{row.id}` is not in `{self.settings.home}`", hint="use it where it is")
 
     async def find(self, row: WorkspaceRow) -> tuple[Provider, Handle | None]:
         """Return the provider of a workspace, and its handle if anything of it is left."""

@@ -48,7 +48,7 @@ from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, h
 from runner.policy.paths import PathPolicy
 from runner.ports.git import Author, ResolvedRef, Snapshot, SnapshotOptions
 from runner.ports.provider import Images, Provider, WorkspaceRequest
-from runner.ports.store import ProjectRow, Store, WorkspaceRow
+from runner.ports.store import ProjectRow, WorkspaceRow
 from runner.runtime.agents_file import replace_in_project
 from runner.runtime.context import read_input, write_new
 from runner.runtime.policy_scan import policy_of
@@ -136,12 +136,16 @@ def tree_of(settings: Settings, row: WorkspaceRow) -> Path:
     return own if row.run is None else next(settings.home.glob(f"projects/*/workspaces/{row.id}"), own)
 
 
-async def own_workspace(store: Store, text: str) -> WorkspaceRow:
-    """Find a workspace outside of runs. Raises ``UnknownWorkspace``, and ``WorkspaceState`` for one of a run."""
-    row = await store.workspace(text)
+async def own_workspace(env: WorkspaceEnv, text: str) -> WorkspaceRow:
+    """Find a workspace outside of runs.
+
+    Raises ``UnknownWorkspace``, and ``WorkspaceState`` for one of a run or of another home.
+    """
+    row = await env.store.workspace(text)
     if row.run is not None:
         hint = f"runner runs show {row.run}; `runner recover {row.run}` ends it if its runner has died"
         raise WorkspaceState(f"workspace `{row.id}` belongs to run `{row.run}`, which removes it", hint=hint)
+    env.require(row)
     return row
 
 
@@ -319,7 +323,7 @@ def _names(violations: Sequence[Violation]) -> str:
 
 async def stop(env: WorkspaceEnv, text: str) -> WorkspaceRow:
     """Kill what runs in a workspace and let nothing start there; its files stay. A stopped one stays so."""
-    row = await own_workspace(env.store, text)
+    row = await own_workspace(env, text)
     if row.status is S.STOPPED:
         return row
     async with hold(env, row, "stop") as held:
@@ -338,7 +342,7 @@ async def finish_stop(held: HeldWorkspace) -> None:
 
 async def resume(env: WorkspaceEnv, text: str) -> WorkspaceRow:
     """Let a stopped workspace be used again; a ready one stays ready. Raises ``WorkspaceState``."""
-    row = await own_workspace(env.store, text)
+    row = await own_workspace(env, text)
     if row.status is S.READY:
         return row
     async with hold(env, row, "resume") as held:
@@ -367,7 +371,7 @@ async def destroy(env: WorkspaceEnv, text: str, *, discard: bool = False, reason
     Raises ``UnknownWorkspace``, ``LeaseHeld`` for a holder that is not a command, and ``UnsavedWork`` for work that
     cannot be saved: then everything stays as it is.
     """
-    row = await own_workspace(env.store, text)
+    row = await own_workspace(env, text)
     stubborn = await ask_to_end(env, row)
     async with hold(env, row, "destroy", over=stubborn) as held:
         return await finish_destroy(held, discard=discard, reason=reason)
@@ -375,7 +379,7 @@ async def destroy(env: WorkspaceEnv, text: str, *, discard: bool = False, reason
 
 async def delete(env: WorkspaceEnv, text: str, *, discard: bool = False) -> RemovedWorkspace:
     """Forget an adopted directory; destroy any other workspace, unless it has unsaved work and no ``discard``."""
-    row = await own_workspace(env.store, text)
+    row = await own_workspace(env, text)
     async with hold(env, row, "delete") as held:
         provider, handle = await env.find(row)
         if handle is not None and not handle.adopted and not discard:
