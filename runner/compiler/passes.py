@@ -53,7 +53,7 @@ def in_phases(steps: Iterable[Step]) -> tuple[Step, ...]:
 @cache
 def needs_of(kind: str, *present: str) -> tuple[str, ...]:
     """Choose the best present kind for each need."""
-    found = ([need for need in choice if need in present] for choice in step_kinds()[kind].NEEDS)
+    found = ([need for need in choice if need in present] for choice in _choices(kind, step_kinds()))
     return tuple(best[0] for best in found if best)
 
 
@@ -249,5 +249,11 @@ def _chain(draft: Draft) -> list[tuple[str, Probe]]:
 def step_kinds() -> Mapping[str, ModuleType]:
     """Import the ``plan`` module of every step kind, each after those that it may need."""
     modules = {name: import_module(f"runner.steps.{name}.plan") for name in plugins.names(runner.steps)}
-    choices = {name: [need for choice in module.NEEDS for need in choice] for name, module in modules.items()}
+    choices = {name: [need for choice in _choices(name, modules) for need in choice] for name in modules}
     return {name: modules[name] for name in Graph(choices).order()}
+
+
+def _choices(kind: str, modules: Mapping[str, ModuleType]) -> Sequence[Sequence[str]]:
+    """List the ``NEEDS`` of a kind, and the kinds that want to be before it."""
+    earlier = [(name,) for name, module in modules.items() if kind in getattr(module, "BEFORE", ())]
+    return (*modules[kind].NEEDS, *earlier)
