@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -160,6 +161,7 @@ def write(project: Project, script: str, *, workspace: str = "", run: str = "") 
 @pytest.mark.scenario("ISO-04", only="elsewhere")
 @pytest.mark.scenario("ISO-09", only="elsewhere")
 @pytest.mark.scenario("BEY-05", only="elsewhere")
+@pytest.mark.scenario("ISO-12", only="elsewhere")
 @everywhere()
 def test_a_whole_run_works_there_as_anywhere(project: Project, elsewhere: Callable[[], Daemon]) -> None:
     script = """
@@ -170,7 +172,8 @@ def test_a_whole_run_works_there_as_anywhere(project: Project, elsewhere: Callab
         echo "a report" > /output/report.md
         echo bad > /usr/bin/x || test -e /etc/shadow || echo closed
     """
-    setup = 'setup_commands: ["echo setup > made-by-setup; echo home > ~/of-setup"]'
+    setup = "protected_paths: [gone-before/]\n"
+    setup += 'setup_commands: ["echo setup > made-by-setup; echo home > ~/of-setup"]'
     verify = "verify: {report: {path: report.md}, files: {required: [b/new]}, commands: [{run: [sh, -c, "
     verify += "'test -x b/new && test ! -e gone && echo built > built'], timeout: 60s}]}"
     script = script.replace("$OUTSIDE", str(project.home))
@@ -215,16 +218,20 @@ def test_a_protected_path_that_was_changed_is_not_published_and_the_plan_says_ho
     assert [(v["path"], v["rule"]) for v in record["violations"]] == [("a", "protected-changed")]
 
 
+@pytest.mark.scenario("LIF-16", only="elsewhere")
 @pytest.mark.scenario("LIF-17", only="elsewhere")
 def test_limits_hold_there_and_who_exceeds_them_is_told(project: Project, elsewhere: Callable[[], Daemon]) -> None:
-    limits = "resource_limits: {memory: 64M, cpu: '0.5', pids: 64}"
-    write(project, "tail /dev/zero", workspace=limits)
+    limits = "resource_limits: {memory: 64M, cpu: '0.2', pids: 64}"
+    spin = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; cat /sys/fs/cgroup/cpu/cpu.stat /sys/fs/cgroup/cpu.stat"
+    write(project, f"{spin}\ntail /dev/zero", workspace=limits)
     elsewhere()
 
     done, record = project.apply()
 
     assert done.code == 1
     assert step(record, "agent")["outcome"]["reason"] == "oom"
+    (throttled,) = re.findall(r"^nr_throttled (\d+)$", project.logs("agent"), re.MULTILINE)
+    assert int(throttled) > 2
 
 
 @pytest.mark.parametrize("elsewhere", ["docker-remote"], indirect=True)
@@ -245,17 +252,23 @@ def test_work_of_a_killed_runner_is_fetched_and_saved(project: Project, elsewher
 
 
 @pytest.mark.scenario("LIF-08", only="elsewhere")
+@pytest.mark.scenario("LIF-10", only="elsewhere")
 @pytest.mark.scenario("LIF-11", only="elsewhere")
 @pytest.mark.scenario("LIF-12", only="elsewhere")
+@pytest.mark.scenario("LIF-15", only="elsewhere")
 def test_a_workspace_stops_comes_back_with_its_files_and_goes(
     project: Project, elsewhere: Callable[[], Daemon]
 ) -> None:
     elsewhere()
-    name = project.json("workspace", "create", "--provider", "docker", "--image", dockerd.IMAGE)["id"]
+    made = project.json("workspace", "create", "--provider", "docker", "--image", dockerd.IMAGE)
+    name = made["id"]
     done = project.runner("workspace", "exec", name, "--", "sh", "-c", "echo work > made; echo home > ~/mine")
     assert done.code == 0, done.err
 
-    used = project.json("workspace", "show", name)["used"]
+    row = project.json("workspace", "show", name)
+    used = row["used"]
+    assert used > made["used"]
+    assert row["expires"] == used + 30 * 86_400 * 1_000_000
     assert project.runner("workspace", "stop", name).code == 0
     stopped = project.json("workspace", "show", name)
     assert project.runner("workspace", "resume", name).code == 0
@@ -266,6 +279,7 @@ def test_a_workspace_stops_comes_back_with_its_files_and_goes(
     assert (seen.code, seen.out) == (0, "work\nhome\n")
     assert gone.code == 0, gone.err
     assert name in gone.out
+    assert project.runner("workspace", "destroy", name).code == 6
 
 
 def test_what_was_fetched_outlives_a_volume_that_somebody_removed(
@@ -370,5 +384,5 @@ def test_a_connection_that_breaks_in_a_run_is_told_and_its_work_is_saved(
         out, err = running.communicate(timeout=60)
 
     assert running.returncode == 4, out + err
-    assert step(project.record(), "agent")["outcome"]["code"] == "provider.workspace-lost"
+    assert "the guest of workspace" in step(project.record(), "agent")["outcome"]["message"]
     assert "+work" in project.runner("runs", "patch", "last").out

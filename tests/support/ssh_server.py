@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner.testing.outside import descendants
@@ -53,7 +53,8 @@ class SshServer:
     def break_connections(self) -> None:
         """End what serves the open connections; new ones are served."""
         for pid in descendants(self.pid):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it went with another
+                os.kill(pid, signal.SIGKILL)
 
     def know_host(self) -> None:
         """Let the user's ssh know the server."""
