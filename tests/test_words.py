@@ -31,3 +31,15 @@ def test_a_room_imports_no_private_module_of_another(path: Path) -> None:
     private = [name for name in names if name.startswith("runner.") and re.search(r"\._[a-z]", name)]
 
     assert [name for name in private if name.split(".")[1] != room] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_values_of_more_than_four_fields_are_built_by_keyword(path: Path) -> None:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef) and any(keyword.arg == "frozen" for keyword in node.keywords):
+            fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.dump(one)]
+            by_keyword = any(keyword.arg == "kw_only" for keyword in node.keywords)
+            found += [node.name] if len(fields) > 4 and not by_keyword else []
+
+    assert found == []

@@ -26,7 +26,7 @@ MAX_LINE = 16 << 20  # bytes of a line that is looked at
 _NOT_FOUND = 127  # what a shell says of a command that there is none of
 
 
-class TurnState(Struct, frozen=True):
+class TurnState(Struct, frozen=True, kw_only=True):
     """The progress of a CLI's work by its stream: whether the last turn is ``under_way``, was ``finished``, or why it
     failed.
 
@@ -61,7 +61,7 @@ class CommandLog(Struct):
         return tuple(self._asked.values())
 
 
-class CliAgent(Struct, frozen=True):
+class CliAgent(Struct, frozen=True, kw_only=True):
     """An agent CLI.
 
     ``read_turn`` makes a ``TurnState`` of the lines of standard output, ``read_commands`` lists the commands in them,
@@ -152,7 +152,7 @@ def _success(turn: TurnState) -> Outcome:
 
 def _failure(turn: TurnState, exit: Exit, said: str) -> Outcome:
     if exit.code is None and exit.signal is None:
-        return Outcome(Status.UNKNOWN, Reason.UNKNOWN, f"{exit}: {said}" if said else str(exit))
+        return Outcome(status=Status.UNKNOWN, reason=Reason.UNKNOWN, message=f"{exit}: {said}" if said else str(exit))
     if exit.ok:
         return failed(Reason.NO_EVIDENCE, "exited 0 without a completed turn" + (f": {said}" if said else ""))
     message = f"{exit}: {said}" if said else str(exit)

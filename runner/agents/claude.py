@@ -40,7 +40,9 @@ _QUIET = {
 def _set_up(access: ModelAccess) -> AgentSetup:
     redirected = {"ANTHROPIC_BASE_URL": access.base_url} if access.base_url is not None else {}
     imports = f"@{access.workspace}/CLAUDE.md\n@{access.workspace}/AGENTS.md\n"
-    return AgentSetup({**_QUIET, "ANTHROPIC_API_KEY": access.key, **redirected}, {".claude/CLAUDE.md": imports})
+    return AgentSetup(
+        env={**_QUIET, "ANTHROPIC_API_KEY": access.key, **redirected}, files={".claude/CLAUDE.md": imports}
+    )
 
 
 def _read_turn(lines: Iterable[Line]) -> TurnState:
@@ -135,10 +137,10 @@ def _usage(line: Line) -> Usage:
 
 
 agent = CliAgent(
-    "claude",
-    Api.ANTHROPIC,
-    _set_up,
-    _read_turn,
+    program="claude",
+    api=Api.ANTHROPIC,
+    set_up=_set_up,
+    read_turn=_read_turn,
     package="@anthropic-ai/claude-code",
     display_line=claude_text,
     read_commands=_commands,

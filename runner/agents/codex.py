@@ -34,7 +34,7 @@ def _set_up(access: ModelAccess) -> AgentSetup:
             f"request_max_retries = {_RETRIES}\nstream_max_retries = {_RETRIES}\n"
         )
     config += "[analytics]\nenabled = false\n"
-    return AgentSetup({}, {".codex/config.toml": config}, ("codex", "login", "--with-api-key"))
+    return AgentSetup(env={}, files={".codex/config.toml": config}, login=("codex", "login", "--with-api-key"))
 
 
 def _read_turn(lines: Iterable[Line]) -> TurnState:
@@ -89,10 +89,10 @@ def _usage(line: Line) -> Usage:
 
 
 agent = CliAgent(
-    "codex",
-    Api.OPENAI,
-    _set_up,
-    _read_turn,
+    program="codex",
+    api=Api.OPENAI,
+    set_up=_set_up,
+    read_turn=_read_turn,
     package="@openai/codex",
     display_line=codex_text,
     read_commands=_commands,

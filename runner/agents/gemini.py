@@ -75,7 +75,7 @@ def _set_up(access: ModelAccess) -> AgentSetup:
     drained = {"NODE_OPTIONS": f"--require={json.dumps(f'{access.home}/{_DRAIN}')}"}
     env = {**_QUIET, "GEMINI_API_KEY": access.key, **redirected, **drained}
     files = {".gemini/settings.json": json.dumps(settings), ".gemini/policies/runner.toml": _policy(tools)}
-    return AgentSetup(env, {**files, _DRAIN: _DRAIN_SCRIPT}, context=_CONTEXT)
+    return AgentSetup(env=env, files={**files, _DRAIN: _DRAIN_SCRIPT}, context=_CONTEXT)
 
 
 def _policy(tools: Sequence[str] | None) -> str:
@@ -166,10 +166,10 @@ def _usage(line: Line) -> Usage:
 
 
 agent = CliAgent(
-    "gemini",
-    Api.GEMINI,
-    _set_up,
-    _read_turn,
+    program="gemini",
+    api=Api.GEMINI,
+    set_up=_set_up,
+    read_turn=_read_turn,
     package="@google/gemini-cli",
     display_line=gemini_text,
     read_commands=_commands,

@@ -40,7 +40,7 @@ def _set_up(access: ModelAccess) -> AgentSetup:
     model = f"GOOSE_MODEL: {json.dumps(access.model)}"
     config = re.sub(r"(?m)^GOOSE_MODEL:.*$", lambda _: model, _CONFIG.read_text(encoding="utf-8"))
     env = {**_QUIET, "GOOSE_MODEL": access.model, "OPENAI_API_KEY": access.key, **redirected}
-    return AgentSetup(env, {".config/goose/config.yaml": config}, context=_CONTEXT)
+    return AgentSetup(env=env, files={".config/goose/config.yaml": config}, context=_CONTEXT)
 
 
 def _redirected(url: SplitResult) -> dict[str, str]:
@@ -106,10 +106,10 @@ def _usage(line: Line) -> Usage:
 
 
 agent = CliAgent(
-    "goose",
-    Api.OPENAI,
-    _set_up,
-    _read_turn,
+    program="goose",
+    api=Api.OPENAI,
+    set_up=_set_up,
+    read_turn=_read_turn,
     package="@aaif/goose-binary-linux-x64",
     display_line=goose_text,
     read_commands=_commands,

@@ -21,7 +21,7 @@ class ScriptAgent:
         said = last_line(tail(result.stderr))
         message = f"{result.exit}: {said}" if said else str(result.exit)
         if result.exit.code is None and result.exit.signal is None:
-            return Outcome(Status.UNKNOWN, Reason.UNKNOWN, message)
+            return Outcome(status=Status.UNKNOWN, reason=Reason.UNKNOWN, message=message)
         return failed(Reason.EXIT, message)
 
 

@@ -31,11 +31,11 @@ def read_account(record: RunRecord, directory: Path) -> Account:
     try:
         plan = read_plan(directory).run
     except BadPlanFile:
-        return Account(record, directory, group=record.name, origins={"": ""}, tails=tails)
+        return Account(record=record, directory=directory, group=record.name, origins={"": ""}, tails=tails)
     agent, save, scan = plan.body(AgentBody), plan.body(SaveBody), plan.body(ScanBody)
     return Account(
-        record,
-        directory,
+        record=record,
+        directory=directory,
         group=plan.group,
         agent=agent.agent if agent is not None else "",
         model=agent.model.name if agent is not None and agent.model is not None else "",

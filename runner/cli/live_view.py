@@ -60,7 +60,7 @@ class WatchedRun:
     """One run: its record so far, and the output of its current step."""
 
     def __init__(self, run: str, directory: Path, header: Header, say: Say | None) -> None:
-        self.record = RunRecord(run)
+        self.record = RunRecord(id=run)
         self.directory = directory
         self.header = header
         self.doing = ""

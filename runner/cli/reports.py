@@ -52,7 +52,7 @@ class Reports:
     def __call__(self, recorded: Recorded) -> None:
         from runner.events.record import RunRecord, fold
 
-        fold(self._records.setdefault(recorded.run, RunRecord(recorded.run)), recorded)
+        fold(self._records.setdefault(recorded.run, RunRecord(id=recorded.run)), recorded)
 
     def findings(self, findings: Sequence[RunnerError]) -> None:
         """Show warnings, and keep them for the annotations."""

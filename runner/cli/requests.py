@@ -85,7 +85,9 @@ def request_of(args: Namespace, settings: Settings, *, offline: bool = False) ->
     from runner.ops.planning.task import read_task
 
     task = read_task(args.task, args.task_file, args.task_from, settings, sys.stdin.buffer.read)
-    return Request(args.run, task, offline, args.untrusted, max_cost=_dollars(args.max_cost))
+    return Request(
+        only=args.run, task=task, offline=offline, untrusted=args.untrusted, max_cost=_dollars(args.max_cost)
+    )
 
 
 def _dollars(text: str | None) -> float | None:

@@ -61,7 +61,7 @@ _FLATTEN_HINT = "run `kubectl config view --minify --flatten > FILE`, which puts
 _KINDS = (("cluster", "clusters"), ("user", "users"), ("context", "contexts"))
 
 
-class ClusterTarget(Confidential, frozen=True):
+class ClusterTarget(Confidential, frozen=True, kw_only=True):
     """A cluster and how to reach it. ``exposed`` says what others can do with the kubeconfig; empty for nothing."""
 
     context: str
@@ -172,16 +172,16 @@ def read_target(
         raise UnknownContext(f"`{excerpt(where)}` is not the name of a namespace")
     is_plain = server.startswith("http:")
     target = ClusterTarget(
-        name,
-        server,
-        where,
-        merged.exposed,
-        _server_name(cluster, name),
-        authorities,
-        None if is_plain else _certificate(user, user_folder),
-        _token(_text(user, "token"), "token") if user.get("token") and not user.get("tokenFile") else "",
-        TokenFile(_text(user, "tokenFile"), user_folder) if user.get("tokenFile") else None,
-        (_text(user, "username"), _text(user, "password")) if user.get("username") else None,
+        context=name,
+        server=server,
+        namespace=where,
+        exposed=merged.exposed,
+        server_name=_server_name(cluster, name),
+        authorities=authorities,
+        certificate=None if is_plain else _certificate(user, user_folder),
+        token=_token(_text(user, "token"), "token") if user.get("token") and not user.get("tokenFile") else "",
+        token_file=TokenFile(_text(user, "tokenFile"), user_folder) if user.get("tokenFile") else None,
+        basic=(_text(user, "username"), _text(user, "password")) if user.get("username") else None,
     )
     target.certificates(target.credential().certificate)
     has_own = is_plain or target.authorization() or target.certificate is not None  # which kubectl prefers, too

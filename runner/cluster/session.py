@@ -96,7 +96,11 @@ class ReadOnlySession(ServedSession):
         """End what is still under way, and report the requests that were only counted."""
         super().close()
         for (verb, refusal), count in self._unreported.items():
-            self._on_request(ClusterRequest(verb, "", "", status=0, seconds=0.0, refusal=refusal, count=count))
+            self._on_request(
+                ClusterRequest(
+                    verb=verb, resource="", namespace="", status=0, seconds=0.0, refusal=refusal, count=count
+                )
+            )
         self._unreported.clear()
 
     async def permissions(self) -> ClusterPermissions:
@@ -132,7 +136,9 @@ class ReadOnlySession(ServedSession):
         order = [field for field, *_ in _PERMISSIONS]
         named = {why: ", ".join(sorted(lacking, key=order.index)) for why, lacking in unknown.items()}
         warnings = sorted(f"whether {fields} can be read is not known: {why}" for why, fields in named.items())
-        return ClusterPermissions(self._target.context, self._target.namespace, **answers, warnings=tuple(warnings))
+        return ClusterPermissions(
+            cluster=self._target.context, namespace=self._target.namespace, **answers, warnings=tuple(warnings)
+        )
 
     def _error_body(self, refused: RequestRefused) -> bytes:
         code, reason = _STATUSES.get(ClusterRefusal(refused.refusal), _FORBIDDEN)
@@ -162,7 +168,16 @@ class ReadOnlySession(ServedSession):
             self._unreported[parsed.verb, refusal] += 1
             return
         self._left_to_report -= not self._closed
-        self._on_request(ClusterRequest(parsed.verb, parsed.resource, parsed.namespace, status, seconds, refusal))
+        self._on_request(
+            ClusterRequest(
+                verb=parsed.verb,
+                resource=parsed.resource,
+                namespace=parsed.namespace,
+                status=status,
+                seconds=seconds,
+                refusal=refusal,
+            )
+        )
 
     async def _forward_in_turn(self, parsed: KubeRequest, request: Request, response: Response) -> None:
         with trio.move_on_after(BUSY_SECONDS) as waiting:

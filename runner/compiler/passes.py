@@ -22,7 +22,7 @@ from runner.ports.provider import Probe
 from runner.spec.model import Demand, Facts, RunSpec, no_image
 
 
-class Draft(Struct, frozen=True):
+class Draft(Struct, frozen=True, kw_only=True):
     spec: RunSpec
     facts: Facts
     steps: tuple[Step, ...] = ()
@@ -182,7 +182,7 @@ def compile_plan(
     runs: list[RunPlan] = []
     findings: list[RunnerError] = []
     for spec in specs:
-        draft = Draft(spec, facts)
+        draft = Draft(spec=spec, facts=facts)
         for apply in PASSES:
             draft = apply(draft)
         findings += draft.findings
@@ -237,7 +237,13 @@ def _cost(spec: RunSpec) -> float | None:
 def _cluster(spec: RunSpec) -> PlannedCluster | None:
     if (found := spec.cluster) is None:
         return None
-    return PlannedCluster(found.context, found.server, found.namespace, found.access, found.plug_in)
+    return PlannedCluster(
+        context=found.context,
+        server=found.server,
+        namespace=found.namespace,
+        access=found.access,
+        plug_in=found.plug_in,
+    )
 
 
 def _chain(draft: Draft) -> list[tuple[str, Probe]]:

@@ -69,7 +69,7 @@ class Mount(Struct, frozen=True):
     writable: bool = False
 
 
-class Checkout(Struct, frozen=True):
+class Checkout(Struct, frozen=True, kw_only=True):
     """The repository to clone. Exactly one of ``url`` and ``path`` is set; ``commit`` pins it once Facts are known.
 
     A ``path`` from a stranger's manifest may not lead out of ``within``.
@@ -84,7 +84,7 @@ class Checkout(Struct, frozen=True):
     within: Path | None = None
 
 
-class Isolation(Struct, frozen=True):
+class Isolation(Struct, frozen=True, kw_only=True):
     """Isolation as read back from inside a sandbox, never as requested.
 
     ``interfaces`` is ``None`` where the provider gives no network namespace of its own; ``shared_namespaces`` are those
@@ -105,7 +105,7 @@ class Isolation(Struct, frozen=True):
     filtered: bool = False
 
 
-class SlotKey(Struct, frozen=True):
+class SlotKey(Struct, frozen=True, kw_only=True):
     """The properties that a warm workspace shares with the workspaces that it can become.
 
     ``image`` is an id; ``toolchains`` are visible from the start. A ``shared`` workspace sees its project whole, and is
@@ -223,7 +223,7 @@ class StopReason(StrEnum):
     FAILURE = "failure"
 
 
-class Outcome(Struct, frozen=True):
+class Outcome(Struct, frozen=True, kw_only=True):
     """The end of a step. ``message`` is one line; ``details`` holds all results, bad ones first."""
 
     status: Status
@@ -238,11 +238,11 @@ class Outcome(Struct, frozen=True):
 
 
 def succeeded(message: str = "", *, warnings: tuple[str, ...] = (), details: tuple[str, ...] = ()) -> Outcome:
-    return Outcome(Status.SUCCEEDED, message=message, warnings=warnings, details=details)
+    return Outcome(status=Status.SUCCEEDED, message=message, warnings=warnings, details=details)
 
 
 def failed(reason: Reason, message: str, *, details: tuple[str, ...] = ()) -> Outcome:
-    return Outcome(Status.FAILED, reason, message, details=details)
+    return Outcome(status=Status.FAILED, reason=reason, message=message, details=details)
 
 
 class Budget(Struct, frozen=True):
@@ -257,7 +257,7 @@ class Budget(Struct, frozen=True):
     strict: bool = False
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, kw_only=True):
     """Model usage. ``input_tokens`` counts all that was sent, ``output_tokens`` all that came back.
 
     Of the input, ``cached_tokens`` were read from the provider's cache and ``cache_write_tokens`` written to it; of the
@@ -279,13 +279,13 @@ class Usage(Struct, frozen=True):
     def __add__(self, other: Usage) -> Usage:
         known = self.cost_usd is not None and other.cost_usd is not None
         return Usage(
-            self.requests + other.requests,
-            self.input_tokens + other.input_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-            (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
+            requests=self.requests + other.requests,
+            input_tokens=self.input_tokens + other.input_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cost_usd=(self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
         )
 
 
@@ -338,7 +338,7 @@ class CheckKind(StrEnum):
     COMMAND = "command"
 
 
-class Check(Struct, frozen=True):
+class Check(Struct, frozen=True, kw_only=True):
     """One verified fact: ``what`` is the same in every run, ``found`` is the finding of this one.
 
     ``size_bytes`` is set for a report that exists.
@@ -392,7 +392,7 @@ class Exit(Struct, frozen=True):
         return "ended, status unknown" if self.code is None else f"exited {self.code}"
 
 
-class Handle(Struct, frozen=True):
+class Handle(Struct, frozen=True, kw_only=True):
     """A workspace that outlives the process that made it; serialisable, and all that ``open`` needs.
 
     ``tree`` is the checkout on this host. ``private`` holds what must not be in it (home, temporary
@@ -417,7 +417,7 @@ class Handle(Struct, frozen=True):
         return self.private.name if self.private.name != self.id else None
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, kw_only=True):
     """Exclusive use of a workspace: its one row. A free one has no ``id`` and no ``holder``, and keeps its ``fence``.
 
     ``holder`` is a run's id, or says what else uses it, and ``runner`` the process. Times are microseconds since the
@@ -452,7 +452,7 @@ class ClockReference(Struct, frozen=True):
     offset: int
 
 
-class SavedWork(Struct, frozen=True):
+class SavedWork(Struct, frozen=True, kw_only=True):
     """Proof that work was saved before teardown. ``patch`` is relative to the run's directory.
 
     ``withheld`` means that policy was broken: the patch leaves out the offending files and nothing was published.

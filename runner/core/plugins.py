@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 import runner
 from runner.core.errors import PluginBroken, UnknownPlugin, first_leaf, nearest
@@ -26,7 +27,7 @@ _OPEN = {"runner.agents": "agent", "runner.providers": "provider"}  # rooms, and
 Room = ModuleType | str
 
 
-class Registered(Struct, frozen=True):
+class Registered(Struct, frozen=True, kw_only=True):
     """A plug-in of another distribution. ``problem`` says why its name cannot be used, if it cannot."""
 
     name: str
@@ -70,12 +71,12 @@ def registered(room: Room) -> Mapping[str, Registered]:
 
     found: dict[str, Registered] = {}
     for entry in entry_points(group=_name_of(room)):
-        about = entry.dist.name if entry.dist else "", entry.dist.version if entry.dist else ""
+        name, version = (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
         problem = "a built-in plug-in has this name" if entry.name in names(room) else ""
-        one = Registered(entry.name, entry.module, *about, problem)
+        one = Registered(name=entry.name, module=entry.module, distribution=name, version=version, problem=problem)
         if entry.name in found and str(found[entry.name]) != str(one):
             problem = f"{found[entry.name]} and {one} both register it"
-            one = Registered(entry.name, entry.module, *about, problem)
+            one = replace(one, problem=problem)
         found[entry.name] = one
     return found
 

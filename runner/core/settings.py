@@ -144,7 +144,7 @@ class ModelKey(Confidential, frozen=True):
     text: str
 
 
-class Settings(Confidential, frozen=True):
+class Settings(Confidential, frozen=True, kw_only=True):
     """Settings of a server or a person's machine; ``sources`` says where each value came from."""
 
     home: Path

@@ -29,7 +29,7 @@ _HEAD_START = 0.1  # seconds for who got a slot, before what replaces it takes t
 Deliver = Callable[[Handle, SandboxHandoff], Awaitable[bool]]
 
 
-class _Kept(Struct, eq=False):
+class _Kept(Struct, eq=False, kw_only=True):
     """A slot and its task. ``left`` is set when the task no longer touches the sandbox.
 
     ``assigned`` is the workspace that it has become.
@@ -102,8 +102,8 @@ class Keeper:
             await self._store.move_slot(kept.row.id, before, SlotState.DRAINING)
         for pool, count in change.make.items():
             for _ in range(count):
-                wish = SlotRow(PREFIX + self._new_id(), pool, SlotState.WARMING, self._name)
-                kept = _Kept(await self._store.put_slot(wish), pools[pool].key)
+                wish = SlotRow(id=PREFIX + self._new_id(), pool=pool, state=SlotState.WARMING, keeper=self._name)
+                kept = _Kept(row=await self._store.put_slot(wish), key=pools[pool].key)
                 self._kept[kept.row.id] = kept
                 nursery.start_soon(self._keep, kept)
         return self._pause if change.again is None else (change.again - now) / 1e6
@@ -127,7 +127,9 @@ class Keeper:
         provider, key, row = self._provider(kept.key.provider), kept.key, kept.row
         async with AsyncExitStack() as stack:
             async with self._making:
-                request = WorkspaceRequest(row.id, "", self._store.nonce, key.limits, image=key.image)
+                request = WorkspaceRequest(
+                    id=row.id, run="", nonce=self._store.nonce, limits=key.limits, image=key.image
+                )
                 if key.image is not None and isinstance(provider, Images):
                     await provider.pull(key.image, key.image)
                 kept.handle = await provider.create(request)

@@ -35,10 +35,10 @@ from runner.steps.provision.plan import ProvisionBody
 from runner.steps.save.plan import SaveBody
 from runner.steps.save.run import perform as save
 
-KILLED = Outcome(Status.UNKNOWN, Reason.UNKNOWN, "its runner died while it ran")
+KILLED = Outcome(status=Status.UNKNOWN, reason=Reason.UNKNOWN, message="its runner died while it ran")
 
 
-class Recovered(Struct, frozen=True):
+class Recovered(Struct, frozen=True, kw_only=True):
     """The result of recovering a run, or a forecast of it. ``kept`` is evidence, ``left`` is what could not be removed
     and why, ``outputs`` are the delivered files of its agent."""
 
@@ -112,7 +112,7 @@ async def recover(
         await ending.remove_own_paths()
         await ending.lease_holder.release(ending.emit)
     if record.ended is None:
-        outcome = Outcome(Status.UNKNOWN, Reason.UNKNOWN, _because(record))
+        outcome = Outcome(status=Status.UNKNOWN, reason=Reason.UNKNOWN, message=_because(record))
         await ending.emit(ev.RunEnded(outcome, exit_code(outcome)))
     return ending.result()
 
@@ -157,14 +157,14 @@ class _Ending:
         record, saved_work = self._record, self._record.saved_work
         saved = None if saved_work is None else saved_work.patch or "no change"
         return Recovered(
-            record.id,
-            record.name,
-            record.status.value,
-            saved,
-            tuple(self._removed),
-            tuple(self._kept),
-            tuple(self._left),
-            saved_work.outputs if saved_work is not None else (),
+            run=record.id,
+            name=record.name,
+            outcome=record.status.value,
+            saved=saved,
+            removed=tuple(self._removed),
+            kept=tuple(self._kept),
+            left=tuple(self._left),
+            outputs=saved_work.outputs if saved_work is not None else (),
         )
 
     async def temporary(self) -> None:
@@ -280,7 +280,11 @@ class _Ending:
                 run.workspace.cloned(base)
             if snapshot := record.snapshot:
                 run.results.snapshot = Snapshot(
-                    snapshot.commit, snapshot.tree, snapshot.base, snapshot.entries, snapshot.ignored
+                    commit=snapshot.commit,
+                    tree=snapshot.tree,
+                    base=snapshot.base,
+                    entries=snapshot.entries,
+                    ignored=snapshot.ignored,
                 )
             # By now the incident may have the output of a later run; then this one's stays here.
             latest = record.log is not None and await trio.to_thread.run_sync(is_latest, Path(record.log))

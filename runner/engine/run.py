@@ -53,7 +53,7 @@ class Uncopied(OSError):
     recorded: Sequence[ev.Recorded] = ()
 
 
-class RunCancellation(Struct):
+class RunCancellation(Struct, kw_only=True):
     """Cancels a run: the first signal ends its work, the second its finalize phase and its sandboxes.
 
     A command that is being stopped has its grace only as long as its sandbox is open. Sandboxes have half of the stop
@@ -119,18 +119,18 @@ async def execute_run(
     Cancel it by ``control`` only. Cancelling the caller's scope ends work as well, and finalize still runs within the
     stop budget. A bug in a step propagates after that.
     """
-    record = RunRecord(id)
+    record = RunRecord(id=id)
     lease_holder = LeaseHolder(record.workspace, f"run {id}", deps.lease)
     journal = _Journal(record, append, control, lease_holder)
     kinds, routine = {step.id: step.kind for step in plan.steps}, tuple(s.id for s in plan.steps if s.routine)
     resumes = resumption.run if resumption is not None else None
     await journal.write(
         ev.RunStarted(
-            plan.name,
-            digest,
-            __version__,
-            kinds,
-            plan.deadline_seconds,
+            name=plan.name,
+            plan=digest,
+            runner=__version__,
+            steps=kinds,
+            deadline_seconds=plan.deadline_seconds,
             key=key,
             resumes=resumes,
             rehearsal=deps.gateway.rehearsal,
@@ -162,9 +162,11 @@ async def execute_run(
                 )
                 services.start_soon(_keep_lease, journal, plan.stop_budget_seconds)
                 try:
-                    await _work(_PhaseRunner(run, record, plan, control, reused))
+                    await _work(_PhaseRunner(run=run, record=record, plan=plan, control=control, reused=reused))
                 finally:
-                    await _finalize(_PhaseRunner(run, record, plan, control, reused, finalizing=True))
+                    await _finalize(
+                        _PhaseRunner(run=run, record=record, plan=plan, control=control, reused=reused, finalizing=True)
+                    )
                 services.cancel_scope.cancel()
     except* LeaseLost:
         # The workspace is another's now, and whatever of it is left. That this run has ended is still for us to say.
@@ -244,20 +246,20 @@ async def record_skipped_run(
     manifests: str | None = None,
 ) -> RunRecord:
     """Record a run that does not start, with the reason; it counts as failed."""
-    record = RunRecord(id)
+    record = RunRecord(id=id)
     kinds = {step.id: step.kind for step in plan.steps}
     events = (
         ev.RunStarted(
-            plan.name,
-            digest,
-            __version__,
-            kinds,
-            plan.deadline_seconds,
+            name=plan.name,
+            plan=digest,
+            runner=__version__,
+            steps=kinds,
+            deadline_seconds=plan.deadline_seconds,
             key=key,
             rehearsal=rehearsal,
             manifests=manifests,
         ),
-        ev.RunEnded(Outcome(Status.SKIPPED, message=reason), 1),
+        ev.RunEnded(Outcome(status=Status.SKIPPED, message=reason), 1),
     )
     for recorded in await append(id, events, None):
         fold(record, recorded)
@@ -306,7 +308,7 @@ def _overdue_hooks(plan: RunPlan, record: RunRecord) -> list[Step]:
 _OF_PLACE = (Reason.PLATFORM, Reason.SETUP, Reason.TIMEOUT, Reason.OOM, Reason.UNKNOWN)
 
 
-class _PhaseRunner(Struct):
+class _PhaseRunner(Struct, kw_only=True):
     """Performs the steps of one phase, and skips those whose needs did not succeed."""
 
     run: RunContext
@@ -376,7 +378,7 @@ class _PhaseRunner(Struct):
 
     async def _attempt(self, step: Step) -> None:
         if blocker := self._blocked(step):
-            self.run.events.pending.append(ev.StepEnded(step.id, Outcome(Status.SKIPPED, message=blocker)))
+            self.run.events.pending.append(ev.StepEnded(step.id, Outcome(status=Status.SKIPPED, message=blocker)))
             return
         reused = [ev.StepReused(step.id, *self.reused[step.id])] if step.id in self.reused else []
         await self.run.emit(ev.StepStarted(step.id), *reused)
@@ -398,7 +400,7 @@ class _PhaseRunner(Struct):
     def _context(self, step: Step) -> tuple[RunContext, _StopCauses]:
         """Return the context of a step that begins now, and what may stop it."""
         own = trio.current_time() + step.deadline_seconds
-        stops = _StopCauses(step, self.control, own, self.deadline, self.finalizing)
+        stops = _StopCauses(step=step, control=self.control, own=own, outer=self.deadline, finalizing=self.finalizing)
         return replace(self.run, current_step=CurrentStep(step.id, stops.explain)), stops
 
     async def _within_disk(self, stops: _StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
@@ -430,7 +432,7 @@ class _PhaseRunner(Struct):
         return None
 
 
-class _StopCauses(Struct):
+class _StopCauses(Struct, kw_only=True):
     """The moments that may stop one step, in trio time: its ``own`` deadline, its phase's (``outer``), a signal, its
     disk.
 
@@ -476,7 +478,7 @@ class _StopCauses(Struct):
             case StopReason.DISK_FULL:
                 return failed(Reason.DISK, f"stopped: {self.overfull}")
             case _:
-                return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped")
+                return Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="stopped")
 
     def _reason(self, command: float = math.inf) -> StopReason:
         if self.finalizing:
@@ -507,7 +509,7 @@ def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) 
         return failed(Reason.OOM, error.message, details=details)
     if end_unknown and isinstance(error, WorkspaceLost):
         message = f"the sandbox was lost while a command ran in it: {error.message}"
-        return Outcome(Status.UNKNOWN, Reason.UNKNOWN, message, details=details)
+        return Outcome(status=Status.UNKNOWN, reason=Reason.UNKNOWN, message=message, details=details)
     reason = Reason.LEASE if isinstance(error, LeaseHeld | LeaseLost) else Reason.PLATFORM
     if isinstance(error, WorkspaceLimit):
         reason = Reason.LIMIT
@@ -536,17 +538,19 @@ async def _restore(step: Step, run: RunContext, of: str) -> Outcome:
 def _verdict(record: RunRecord, control: RunCancellation) -> Outcome:
     """Return the run's outcome: the first step that failed decides, unless a signal or a lost lease ended the run."""
     if control.requested_at is not None:
-        return Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal")
+        return Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="stopped by a signal")
     if control.lease_lost_at is not None:
         because = f": {control.lease_lost_reason}" if control.lease_lost_reason else ""
         return failed(Reason.LEASE, f"the lease of its workspace could not be kept{because}")
     for name, step in record.steps.items():
         if step.outcome is not None and not step.outcome.ok:
-            return Outcome(step.outcome.status, step.outcome.reason, f"{name}: {step.outcome.message}")
+            return Outcome(
+                status=step.outcome.status, reason=step.outcome.reason, message=f"{name}: {step.outcome.message}"
+            )
     unreached = [name for name, step in record.steps.items() if not step.status.ended]
     if unreached:
         return failed(Reason.TIMEOUT, f"the deadline came before {unreached[0]}")
-    return Outcome(Status.SUCCEEDED)
+    return Outcome(status=Status.SUCCEEDED)
 
 
 def exit_code(outcome: Outcome) -> int:

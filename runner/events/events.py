@@ -39,7 +39,7 @@ class Event(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     pass
 
 
-class RunStarted(Event, frozen=True, tag="RunStarted"):
+class RunStarted(Event, frozen=True, tag="RunStarted", kw_only=True):
     """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order; ``routine`` are those
     that are not worth a line when they went well.
 
@@ -122,7 +122,7 @@ class ResourceRemoved(Event, frozen=True, tag="ResourceRemoved"):
     name: str
 
 
-class LeaseAcquired(Event, frozen=True, tag="LeaseAcquired"):
+class LeaseAcquired(Event, frozen=True, tag="LeaseAcquired", kw_only=True):
     """Exclusive use of a workspace for ``ttl_seconds``. ``replaces`` is the lease that it replaces: an expired one or,
     with ``forced``, that of a holder known to be dead."""
 
@@ -177,7 +177,7 @@ class ProviderRejected(Event, frozen=True, tag="ProviderRejected"):
     reason: str
 
 
-class FallbackStarted(Event, frozen=True, tag="FallbackStarted"):
+class FallbackStarted(Event, frozen=True, tag="FallbackStarted", kw_only=True):
     """``step`` failed with ``provider`` for ``reason``, before any step that is done only once.
 
     The ``repeated`` steps run again in the workspace of the next ``attempt``, with a provider further down the chain.
@@ -190,7 +190,7 @@ class FallbackStarted(Event, frozen=True, tag="FallbackStarted"):
     repeated: tuple[str, ...]
 
 
-class RetryScheduled(Event, frozen=True, tag="RetryScheduled"):
+class RetryScheduled(Event, frozen=True, tag="RetryScheduled", kw_only=True):
     """An ``operation`` of a step failed in a way that may pass; it is repeated after ``pause_seconds``."""
 
     step: str
@@ -240,7 +240,7 @@ class LogOpened(Event, frozen=True, tag="LogOpened"):
     path: str
 
 
-class ContextPreloaded(Event, frozen=True, tag="ContextPreloaded"):
+class ContextPreloaded(Event, frozen=True, tag="ContextPreloaded", kw_only=True):
     """The incident context of the prompt: estimated ``tokens`` of each of its ``parts``, and of all together.
 
     ``cut`` characters of the baseline were left out. ``headline`` is the baseline's first finding, in one line.
@@ -253,7 +253,7 @@ class ContextPreloaded(Event, frozen=True, tag="ContextPreloaded"):
     headline: str = ""
 
 
-class ModelRequestFinished(Event, frozen=True, tag="ModelRequestFinished"):
+class ModelRequestFinished(Event, frozen=True, tag="ModelRequestFinished", kw_only=True):
     """One request of a step's agent through the model gateway has ended; contents are not recorded.
 
     ``refusal`` says why the gateway answered it itself. Usage is ``estimated`` when the answer was cut off before it
@@ -309,7 +309,7 @@ class ClusterAccessOpened(Event, frozen=True, tag="ClusterAccessOpened"):
     namespace: str
 
 
-class ClusterRequestFinished(Event, frozen=True, tag="ClusterRequestFinished"):
+class ClusterRequestFinished(Event, frozen=True, tag="ClusterRequestFinished", kw_only=True):
     """One request of a step's commands to the cluster has ended; contents are not recorded.
 
     Beyond the first thousand of a step, ``count`` equal requests share one event without ``resource``. ``refusal`` says
@@ -376,7 +376,7 @@ class ChecksFinished(Event, frozen=True, tag="ChecksFinished"):
     checks: tuple[Check, ...]
 
 
-class SnapshotPublished(Event, frozen=True, tag="SnapshotPublished"):
+class SnapshotPublished(Event, frozen=True, tag="SnapshotPublished", kw_only=True):
     commit: str
     tree: str
     base: str | None
@@ -386,7 +386,7 @@ class SnapshotPublished(Event, frozen=True, tag="SnapshotPublished"):
     changed: int
 
 
-class AgentCommitsImported(Event, frozen=True, tag="AgentCommitsImported"):
+class AgentCommitsImported(Event, frozen=True, tag="AgentCommitsImported", kw_only=True):
     """The agent's own commits: ``count`` from the base to ``commit``, kept in ``bundle``.
 
     ``withheld`` says why there is no bundle; ``violations`` are those of all commits.
@@ -413,7 +413,7 @@ class RunEnded(Event, frozen=True, tag="RunEnded"):
     exit_code: int
 
 
-class WorkspaceRequested(Event, frozen=True, tag="WorkspaceRequested"):
+class WorkspaceRequested(Event, frozen=True, tag="WorkspaceRequested", kw_only=True):
     """Written before a workspace is created that belongs to no run. ``path`` is the directory that it adopts.
 
     ``not_enforced`` are requested limits that its provider cannot enforce on this host; ``image`` is the id of its

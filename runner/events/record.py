@@ -21,7 +21,7 @@ from runner.core.model import (
 from runner.events import events as ev
 
 
-class StepRecord(Struct):
+class StepRecord(Struct, kw_only=True):
     """``stop_stages`` are the times and stages of stopping the step's commands.
 
     ``reused`` is the run whose result the step reuses. ``failure`` locates the output of the first command that failed
@@ -45,7 +45,7 @@ class StepRecord(Struct):
         return (self.ended - self.started) / 1e6
 
 
-class ClusterUse(Struct):
+class ClusterUse(Struct, kw_only=True):
     """Requests of commands to a cluster, counted by verb and resource: answered, refused here, failed there."""
 
     context: str
@@ -60,7 +60,7 @@ class ClusterUse(Struct):
         return sum(sum(each.values()) for each in (self.answered, self.refused, self.failed))
 
 
-class RunRecord(Struct):
+class RunRecord(Struct, kw_only=True):
     """A run so far. ``resources`` maps (kind, name) of what exists, or may exist, outside the store to its place.
 
     ``log`` is the file with the agent's output. ``attempt`` counts the run's workspaces, of which it has one at a
@@ -138,7 +138,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.deadline_seconds = started.deadline_seconds
             record.status, record.started = Status.RUNNING, recorded.at
             record.steps = {
-                step: StepRecord(kind, routine=step in started.routine) for step, kind in started.steps.items()
+                step: StepRecord(kind=kind, routine=step in started.routine) for step, kind in started.steps.items()
             }
         case ev.PhaseStarted(phase=phase):
             record.phase = phase
@@ -175,7 +175,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.rejected_providers.append((provider, f"{step}: {reason}"))
             record.attempt = attempt
             known = record.steps
-            record.steps |= {name: StepRecord(known[name].kind, routine=known[name].routine) for name in repeated}
+            record.steps |= {name: StepRecord(kind=known[name].kind, routine=known[name].routine) for name in repeated}
             record.provider = record.isolation = record.observed = record.base = None
             record.injected_files, record.protected = {}, {}
             record.slot = record.pool_miss = record.preloaded = None
@@ -195,7 +195,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             if model:
                 record.models[model] = record.models.get(model, Usage()) + usage
         case ev.ClusterAccessOpened(context=context, server=server, namespace=namespace):
-            record.cluster = record.cluster or ClusterUse(context, server, namespace)
+            record.cluster = record.cluster or ClusterUse(context=context, server=server, namespace=namespace)
         case ev.ClusterRequestFinished(verb=verb, resource=resource, refusal=refusal, count=count) if (
             record.cluster is not None
         ):
@@ -241,7 +241,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
 
 def replay(run: str, history: Iterable[ev.Recorded]) -> RunRecord:
     """Fold a whole history."""
-    record = RunRecord(run)
+    record = RunRecord(id=run)
     for recorded in history:
         fold(record, recorded)
     return record

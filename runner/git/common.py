@@ -36,7 +36,14 @@ class SnapshotContent(Struct, frozen=True):
 
     def snapshot(self, commit: str, tree: str, base: str | None) -> Snapshot:
         paths = {each.path for each in self.found} | {entry.path for entry in self.kept}
-        return Snapshot(commit, tree, base, len(paths), self.left_out, tuple(collisions(paths).items()))
+        return Snapshot(
+            commit=commit,
+            tree=tree,
+            base=base,
+            entries=len(paths),
+            ignored=self.left_out,
+            collisions=tuple(collisions(paths).items()),
+        )
 
 
 class ObjectReader(Protocol):

@@ -54,7 +54,7 @@ _SSH = (
 _SERVER_MESSAGES = re.compile(r"^remote:.*(\n|$)", re.MULTILINE)
 
 
-class RemoteLimits(Struct, frozen=True):
+class RemoteLimits(Struct, frozen=True, kw_only=True):
     """Limits of a server. ``stall_seconds`` count below 1 kB/s; ``retries`` are the pauses, give or take half."""
 
     resolve_seconds: float = 60
@@ -70,7 +70,7 @@ class RemoteLimits(Struct, frozen=True):
     retries: tuple[float, ...] = (1.0, 3.0)  # seconds
 
 
-class RemoteAccess(Struct, frozen=True):
+class RemoteAccess(Struct, frozen=True, kw_only=True):
     """Host settings for remote access: mirrors, ssh, proxy, certificates, credentials."""
 
     mirrors: Path
@@ -90,10 +90,18 @@ class RemoteAccess(Struct, frozen=True):
         if settings.git_credentials == "netrc":
             found["HOME"] = host.get("HOME", os.devnull)
         ssh = shutil.which("ssh", path=path)
-        return cls(settings.home / MIRRORS, found, ssh, settings.git_token, settings.mirror_limit)
+        return cls(
+            mirrors=settings.home / MIRRORS,
+            environment=found,
+            ssh=ssh,
+            token=settings.git_token,
+            mirror_limit=settings.mirror_limit,
+        )
 
 
-NO_REMOTES = RemoteAccess(Path(os.devnull), {}, None)  # for an adapter of this host's repositories only
+NO_REMOTES = RemoteAccess(
+    mirrors=Path(os.devnull), environment={}, ssh=None
+)  # for an adapter of this host's repositories only
 
 
 class RemoteClient:

@@ -173,7 +173,7 @@ class RequestedChannel(Channel):
 
     def _mark_unsent(self) -> None:
         self._asked = False
-        self.state = State(Phase.GONE, marks=Mark.UNKNOWN)
+        self.state = State(phase=Phase.GONE, marks=Mark.UNKNOWN)
         self.let_go()
         self.changed.ring()
 

@@ -138,7 +138,7 @@ class Hello(Struct, frozen=True):
     shield: Shield = Shield.NONE
 
 
-class State(Struct, frozen=True):
+class State(Struct, frozen=True, kw_only=True):
     """The state of a command: ``status`` is a wait status, or an errno with ``FAILED``; ``pid`` is the one inside.
 
     For a listener ``pid`` is its port. ``serial`` is that of the last signal that was carried out.
@@ -152,7 +152,7 @@ class State(Struct, frozen=True):
     marks: Mark = Mark.NONE
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, kw_only=True):
     """A command to start. ``env`` is the whole environment; ``limits`` maps ``RLIMIT`` numbers to soft and hard values.
 
     A first word without a slash is looked for in the environment's ``PATH``. ``oom_score_adj`` 0 leaves it alone.
@@ -288,6 +288,6 @@ def read_word(payload: bytes | memoryview) -> int:
 def read_state(payload: bytes | memoryview) -> State:
     phase, marks, stage, pid, status, serial = _STATE.unpack(payload)
     try:
-        return State(Phase(phase), pid, status, serial, Stage(stage), Mark(marks))
+        return State(phase=Phase(phase), pid=pid, status=status, serial=serial, stage=Stage(stage), marks=Mark(marks))
     except ValueError as error:
         raise Violation("a state has an unknown phase, stage or mark") from error

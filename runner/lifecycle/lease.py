@@ -21,7 +21,7 @@ LeaseEvent = LeaseAcquired | LeaseRefreshed | LeaseReleased
 
 def free(workspace: str) -> Lease:
     """Return the row of a workspace that was never leased."""
-    return Lease(workspace, 0)
+    return Lease(workspace=workspace, fence=0)
 
 
 def advance(row: Lease, event: LeaseEvent, at: int, runner: str | None = None) -> Lease:
@@ -37,14 +37,23 @@ def advance(row: Lease, event: LeaseEvent, at: int, runner: str | None = None) -
             if row.fence + 1 != event.fence:
                 raise LeaseHeld(f"the lease of workspace `{row.workspace}` has a new holder", hint="try again")
             expires = at + round(event.ttl_seconds * 1e6)
-            return Lease(row.workspace, event.fence, event.lease, event.holder, at, at, expires, runner)
+            return Lease(
+                workspace=row.workspace,
+                fence=event.fence,
+                id=event.lease,
+                holder=event.holder,
+                acquired=at,
+                refreshed=at,
+                expires=expires,
+                runner=runner,
+            )
         case LeaseRefreshed():
             check(row, Fence(row.workspace, event.lease, row.fence), at)
             return replace(row, refreshed=at, expires=at + round(event.ttl_seconds * 1e6))
         case _:
             if row.id != event.lease:
                 raise lost(row, event.lease)
-            return Lease(row.workspace, row.fence)
+            return Lease(workspace=row.workspace, fence=row.fence)
 
 
 def check(row: Lease, fence: Fence, at: int) -> None:

@@ -109,7 +109,7 @@ def fold(row: WorkspaceRow | None, owner: str, at: int, event: Event) -> Workspa
         case WorkspaceRequested():
             return _requested(owner, at, event)
         case ResourceIntended(kind="workspace", name=name, place=provider):
-            row = row or WorkspaceRow(name, provider, S.CREATING, at, at, run=owner)
+            row = row or WorkspaceRow(id=name, provider=provider, status=S.CREATING, created=at, used=at, run=owner)
             return replace(row, provider=provider, status=S.CREATING)
         case ResourceRemoved(kind="workspace"):
             return None
@@ -155,11 +155,11 @@ def named(owner: str, event: Event) -> str | None:
 def _requested(workspace: str, at: int, event: WorkspaceRequested) -> WorkspaceRow:
     ttl, most = event.ttl_seconds, event.max_age_seconds
     return WorkspaceRow(
-        workspace,
-        event.provider,
-        S.CREATING,
-        at,
-        at,
+        id=workspace,
+        provider=event.provider,
+        status=S.CREATING,
+        created=at,
+        used=at,
         persistent=event.persistent,
         expires=None if event.persistent else expiry(at, at, ttl_seconds=ttl, max_age_seconds=most),
         project=event.project,

@@ -51,7 +51,7 @@ FINDINGS = 1000  # a file; what is wrong in more places is wrong in one
 Keys = tuple[str | int, ...]
 
 
-class Document(Struct, frozen=True, eq=False):
+class Document(Struct, frozen=True, eq=False, kw_only=True):
     """A manifest document. ``spec`` has the defaults merged in; ``data`` is what was written, whole, as plain JSON.
 
     ``file`` is its name for people, ``directory`` what its relative references start from. Keys lead
@@ -126,7 +126,15 @@ def defaults() -> dict[str, Document]:
                 spec = body.model_construct()
             name = header.metadata.name
             key = header.kind if name == DEFAULTS else f"{header.kind} {name}"
-            found[key] = Document(header.kind, name, spec, DEFAULTS, folder, header.model_dump(), tree)
+            found[key] = Document(
+                kind=header.kind,
+                name=name,
+                spec=spec,
+                file=DEFAULTS,
+                directory=folder,
+                data=header.model_dump(),
+                tree=tree,
+            )
     return found
 
 
@@ -245,7 +253,12 @@ def judge(tree: Tree, path: Path) -> tuple[Draft, list[RunnerError]]:
         found += errors
     if header is None or kind is None or name is None or spec is None or found or not tree.sound:
         return Draft(tree, kind, name), found
-    return Draft(tree, kind, name, Document(kind, name, spec, str(path), path.parent, data, tree)), found
+    return Draft(
+        tree,
+        kind,
+        name,
+        Document(kind=kind, name=name, spec=spec, file=str(path), directory=path.parent, data=data, tree=tree),
+    ), found
 
 
 def _kind(tree: Tree, data: dict[str, Any], found: list[RunnerError]) -> str | None:

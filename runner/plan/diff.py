@@ -23,7 +23,7 @@ _DERIVED = frozenset(
 )
 
 
-class Change(Struct, frozen=True):
+class Change(Struct, frozen=True, kw_only=True):
     """``where`` is ``run``, ``run.field``, ``run.step`` or ``run.step.field``; a side that is not there is ``None``.
 
     ``texts`` are both contents of a file, as far as they are known.
@@ -55,8 +55,12 @@ def changes_of(old: Iterable[Plain], new: Iterable[Plain]) -> list[Change]:
         if name in before:
             changes += _run(name, before[name], run)
         else:
-            changes.append(Change("+", name, None, None, run["origin"]))
-    changes += (Change("-", name, None, None, run["origin"]) for name, run in before.items() if name not in after)
+            changes.append(Change(sign="+", where=name, old=None, new=None, origin=run["origin"]))
+    changes += (
+        Change(sign="-", where=name, old=None, new=None, origin=run["origin"])
+        for name, run in before.items()
+        if name not in after
+    )
     return changes
 
 
@@ -126,7 +130,7 @@ def _run(name: str, old: Plain, new: Plain) -> Iterator[Change]:
             key = path.removeprefix("body."), repr((was, becomes))
             if key not in seen and not path.endswith((".origin", ".warm.policy")):
                 seen.add(key)
-                yield Change(_sign(was, becomes), f"{where}.{key[0]}", was, becomes, origin)
+                yield Change(sign=_sign(was, becomes), where=f"{where}.{key[0]}", old=was, new=becomes, origin=origin)
 
     yield from fields(name, old, new, new["origin"])
     before = {step["id"]: step for step in old["steps"]}
@@ -135,10 +139,10 @@ def _run(name: str, old: Plain, new: Plain) -> Iterator[Change]:
         if id in before:
             yield from fields(f"{name}.{id}", before[id], step, step["origin"])
         else:
-            yield Change("+", f"{name}.{id}", None, step["what"], step["origin"])
+            yield Change(sign="+", where=f"{name}.{id}", old=None, new=step["what"], origin=step["origin"])
     for id, step in before.items():
         if id not in after:
-            yield Change("-", f"{name}.{id}", step["what"], None, step["origin"])
+            yield Change(sign="-", where=f"{name}.{id}", old=step["what"], new=None, origin=step["origin"])
 
 
 def _compared(value: Plain) -> dict[str, object]:

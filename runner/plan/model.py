@@ -70,7 +70,7 @@ class Step(Struct, frozen=True, kw_only=True):
     routine: bool = False
 
 
-class PlannedCluster(Struct, frozen=True):
+class PlannedCluster(Struct, frozen=True, kw_only=True):
     """The cluster that commands of a run can ask, and what for. ``plug_in`` is what is run for the credential."""
 
     context: str
@@ -80,7 +80,7 @@ class PlannedCluster(Struct, frozen=True):
     plug_in: str = ""
 
 
-class RunPlan(Struct, frozen=True):
+class RunPlan(Struct, frozen=True, kw_only=True):
     """One run. ``notes`` are defaults that the chosen providers cannot enforce, in words for a person;
     ``values`` is what templates may name besides ``run``. ``needs`` are names of runs that come first,
     ``group`` is shared by the members of a matrix, of which ``max_parallel`` run at once; ``outputs`` maps

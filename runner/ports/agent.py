@@ -33,7 +33,7 @@ class Agent(Protocol):
         """
 
 
-class ModelAccess(Confidential, frozen=True):
+class ModelAccess(Confidential, frozen=True, kw_only=True):
     """The model of a CLI and how to reach it. Without a ``base_url`` the CLI talks to the provider itself.
 
     ``base_url`` is that of its API, as in ``RUNNER_*_URL``; the gateway takes any ``key``. ``tools`` are the only
@@ -51,7 +51,7 @@ class ModelAccess(Confidential, frozen=True):
     extra_directories: tuple[str, ...] = ()  # further ones that its file tools must be able to read
 
 
-class AgentSetup(Struct, frozen=True):
+class AgentSetup(Struct, frozen=True, kw_only=True):
     """The preparation of a CLI inside its workspace, before it starts.
 
     ``files`` are written for its user only, by their paths in the home directory; ``login`` is a command that gets

@@ -20,7 +20,7 @@ from runner.ports.provider import Connection
 MAX_REPORTED = 1000  # requests of one session that are reported one by one: an agent could make millions
 
 
-class ClusterGrant(Struct, frozen=True):
+class ClusterGrant(Struct, frozen=True, kw_only=True):
     """The cluster of a run. ``kubeconfig`` is a path, or several with ``:`` between them; ``server`` and
     ``plug_in_sha256``, the digest of the credential plug-in if there is one, are as planned.
     """
@@ -32,7 +32,7 @@ class ClusterGrant(Struct, frozen=True):
     plug_in_sha256: str = ""
 
 
-class ClusterRequest(Struct, frozen=True):
+class ClusterRequest(Struct, frozen=True, kw_only=True):
     """One request and its answer, or ``count`` similar ones, in which case ``resource`` is empty.
 
     ``verb`` and ``resource`` are the API's: ``get``, ``pods/log``, ``deployments.apps``; or a path that is not a
@@ -48,7 +48,7 @@ class ClusterRequest(Struct, frozen=True):
     count: int = 1
 
 
-class ClusterPermissions(Struct, frozen=True):
+class ClusterPermissions(Struct, frozen=True, kw_only=True):
     """The kinds of resources that may be read in a namespace, as the cluster says; ``None`` is unknown, ``warnings``
     say why. Secrets may not be read, whatever the credential allows.
     """

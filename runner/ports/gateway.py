@@ -43,7 +43,7 @@ class ModelGrant(Struct, frozen=True):
     budget: Budget = Budget()
 
 
-class ModelRequest(Struct, frozen=True):
+class ModelRequest(Struct, frozen=True, kw_only=True):
     """One request and its answer, without their contents; each retry is one of its own.
 
     ``call`` is the API's name of the call, or the path when it has none; ``model`` is empty where none was named.

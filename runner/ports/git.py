@@ -43,7 +43,7 @@ class ResolvedRef(Struct, frozen=True):
     branch: str
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(Struct, frozen=True, kw_only=True):
     """A commit made from a tree on disk. ``ignored`` counts entries left out by the base's ignore rules.
 
     ``collisions`` are pairs of paths that are one file on some disks; ``fetch`` refuses a tree with any.

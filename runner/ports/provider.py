@@ -46,7 +46,7 @@ _WATCHED = {
 }
 
 
-class Probe(Struct, frozen=True):
+class Probe(Struct, frozen=True, kw_only=True):
     """Health and capabilities of a provider on this host.
 
     ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person. ``watched`` are the
@@ -78,7 +78,7 @@ class Probe(Struct, frozen=True):
         return replace(self, missing=missing, watched=self.watched - {Feature.DISK})
 
 
-class WorkspaceRequest(Struct, frozen=True):
+class WorkspaceRequest(Struct, frozen=True, kw_only=True):
     """A workspace to make. The caller chooses ``id`` and stores it before the call (intent first).
 
     ``shared``: commands see the whole directory of their ``project``, with the trees of all its workspaces; all
@@ -98,7 +98,7 @@ class WorkspaceRequest(Struct, frozen=True):
     image: str | None = None
 
 
-class SandboxSpec(Struct, frozen=True):
+class SandboxSpec(Struct, frozen=True, kw_only=True):
     """The shape of one sandbox, computed when it is opened, after the clone.
 
     The workspace's tree is at ``/workspace``, its home at ``/home/agent``. A shared workspace has its project at
@@ -262,7 +262,7 @@ class Workspace(Protocol):
         """Read the isolation back from inside. Raises ``ProviderFailed`` when it cannot be read."""
 
 
-class Paths(Struct, frozen=True):
+class Paths(Struct, frozen=True, kw_only=True):
     """Paths as commands inside see them.
 
     ``incident``, ``skills`` and ``kube`` (the directory of the kubeconfig) exist only when the sandbox mounts them.

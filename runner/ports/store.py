@@ -13,7 +13,7 @@ from runner.events.events import Event, Recorded
 Cursor = tuple[int, str]  # ``created`` and ``id`` of a row in a list, newest first, which goes on below it
 
 
-class RunRow(Struct, frozen=True):
+class RunRow(Struct, frozen=True, kw_only=True):
     """A run as listings show it. Times are microseconds since the epoch, UTC; ``resumes`` is the run that it continues,
     ``rehearsal`` what replaced its models, and ``manifests`` the file or folder that its plan was made from.
     ``runner`` is the ``RunnerRow`` that works on it.
@@ -32,7 +32,7 @@ class RunRow(Struct, frozen=True):
     runner: str | None = None
 
 
-class RunnerRow(Struct, frozen=True):
+class RunnerRow(Struct, frozen=True, kw_only=True):
     """A process that works on runs or holds leases; rows of runs and leases name its ``id``.
 
     ``boot`` identifies its host since its last start, ``home`` the directory of its ``RUNNER_HOME`` there, and
@@ -50,7 +50,7 @@ class RunnerRow(Struct, frozen=True):
     heartbeat: int = 0
 
 
-class ProjectRow(Struct, frozen=True):
+class ProjectRow(Struct, frozen=True, kw_only=True):
     """The record of a project beside its manifests; ``root`` is a directory of this host.
 
     ``manifest`` is the file that it comes from, which alone changes it from then on; ``None`` for one that a command
@@ -65,7 +65,7 @@ class ProjectRow(Struct, frozen=True):
     updated: int = 0
 
 
-class WorkspaceRow(Struct, frozen=True):
+class WorkspaceRow(Struct, frozen=True, kw_only=True):
     """The state of a workspace. Times are microseconds since the epoch, UTC.
 
     ``run`` is the run that made it, and will remove it, if any. ``path`` is an adopted directory, with its ``inode`` at
@@ -104,7 +104,7 @@ class PoolRow(Struct, frozen=True):
     size: int
 
 
-class SlotRow(Struct, frozen=True):
+class SlotRow(Struct, frozen=True, kw_only=True):
     """A slot of a pool; its ``id`` is that of its workspace. ``workspace`` is the one that it is claimed for.
 
     The store sets ``created``: microseconds since the epoch, UTC.

@@ -92,7 +92,7 @@ class Channel(Protocol):
         """Wait for the guest's next connection. Raises ``WorkspaceLost`` when there will be none."""
 
 
-class ContainerRuntime(Struct, frozen=True):
+class ContainerRuntime(Struct, frozen=True, kw_only=True):
     """Settings that differ between container runtimes (runc, runsc). ``name`` is the provider's.
 
     ``program`` is the runtime's name in the daemon, ``hint`` says how to install it. ``capabilities`` is as for
@@ -114,7 +114,7 @@ class ContainerRuntime(Struct, frozen=True):
     why_not_warm: str | None = None
 
 
-class _Started(Struct, frozen=True):
+class _Started(Struct, frozen=True, kw_only=True):
     prepared: PreparedMounts
     channel: Channel
     init: InitProcess
@@ -187,16 +187,23 @@ class DockerProvider(DaemonImages):
             await trio.to_thread.run_sync(_check_reach, daemon)
         except ProviderFailed as error:
             return Probe(
-                self.name,
-                False,
-                self._runtime.isolation,
-                missing,
-                versions,
+                provider=self.name,
+                available=False,
+                isolation=self._runtime.isolation,
+                missing=missing,
+                versions=versions,
                 reason=error.message,
                 hint=error.hint,
                 needs_image=True,
             )
-        return Probe(self.name, True, self._runtime.isolation, missing, versions, needs_image=True)
+        return Probe(
+            provider=self.name,
+            available=True,
+            isolation=self._runtime.isolation,
+            missing=missing,
+            versions=versions,
+            needs_image=True,
+        )
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:
@@ -240,7 +247,7 @@ class DockerProvider(DaemonImages):
             mount.source.mkdir(mode=0o700)
             trees.chown(mount.source, handle.uid)
         state, nonce = DetachState(extensible=True), os.urandom(NONCE_BYTES)
-        async with self._started(handle, SandboxSpec(mounts, toolchains=tuple(toolchains)), state) as started:
+        async with self._started(handle, SandboxSpec(mounts=mounts, toolchains=tuple(toolchains)), state) as started:
             init, channel, stage = started.init, started.channel, started.prepared.stage
             assert isinstance(channel, SocketChannel)
             assert isinstance(stage, DaemonStage)
@@ -384,7 +391,13 @@ class DockerProvider(DaemonImages):
                         started = await self._engine.start(made)
                         with open_init_process(started["State"]["Pid"], made, _what(handle)) as init:
                             has_placeholders = any(guard.is_placeholder for guard in guards)
-                            yield _Started(prepared, channel, init, made, has_placeholders)
+                            yield _Started(
+                                prepared=prepared,
+                                channel=channel,
+                                init=init,
+                                container=made,
+                                has_placeholders=has_placeholders,
+                            )
                     finally:
                         with trio.CancelScope(shield=True), suppress(ProviderFailed):
                             # Nothing runs in it any more, or only until its guest finds that nobody listens.

@@ -83,8 +83,23 @@ class LocalProvider:
         except (OSError, ProviderFailed) as error:
             reason = str(error)
             hint = error.hint if isinstance(error, ProviderFailed) and error.hint else bwrap.hint(reason)
-            return Probe(self.name, False, IsolationClass.NAMESPACES, missing, versions, reason=reason, hint=hint)
-        return Probe(self.name, True, IsolationClass.NAMESPACES, missing, versions, watched=watched)
+            return Probe(
+                provider=self.name,
+                available=False,
+                isolation=IsolationClass.NAMESPACES,
+                missing=missing,
+                versions=versions,
+                reason=reason,
+                hint=hint,
+            )
+        return Probe(
+            provider=self.name,
+            available=True,
+            isolation=IsolationClass.NAMESPACES,
+            missing=missing,
+            versions=versions,
+            watched=watched,
+        )
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         cgroup.require_limits(request.limits, self.name)

@@ -68,13 +68,29 @@ class ProcessProvider:
             versions["guest"] = binary.find().sha256[:12]
         except ProviderFailed as error:
             return Probe(
-                self.name, False, IsolationClass.NONE, missing, versions, reason=error.message, hint=error.hint
+                provider=self.name,
+                available=False,
+                isolation=IsolationClass.NONE,
+                missing=missing,
+                versions=versions,
+                reason=error.message,
+                hint=error.hint,
             )
         if self._root and not can_stage() and (closed := _closed_to_others(self._directories.home)):
             reason = f"other users cannot enter `{closed}`, and commands do not run as root"
             hint = "set RUNNER_HOME to a place such as /var/lib/runner"
-            return Probe(self.name, False, IsolationClass.NONE, missing, versions, reason=reason, hint=hint)
-        return Probe(self.name, True, IsolationClass.NONE, missing, versions)
+            return Probe(
+                provider=self.name,
+                available=False,
+                isolation=IsolationClass.NONE,
+                missing=missing,
+                versions=versions,
+                reason=reason,
+                hint=hint,
+            )
+        return Probe(
+            provider=self.name, available=True, isolation=IsolationClass.NONE, missing=missing, versions=versions
+        )
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         cgroup.require_limits(request.limits, self.name)

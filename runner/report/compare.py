@@ -19,7 +19,7 @@ WIDEST = 40  # columns of a cell
 _HEADS = ("member", "outcome", "time", "tokens", "cost", "commands", "sections", "report")
 
 
-class Row(Struct, frozen=True):
+class Row(Struct, frozen=True, kw_only=True):
     """One run. ``None`` stands for what it lacks, or is unknown: a report, a price, an agent's commands.
 
     ``sections`` counts those of ``sections_wanted`` that the report has.

@@ -40,7 +40,7 @@ class PlanComparison(Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
-class _Row(Struct, frozen=True):
+class _Row(Struct, frozen=True, kw_only=True):
     step: str
     what: str
     limit: str = ""
@@ -121,18 +121,26 @@ def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
 
 def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
     """Yield a step and what else applies to it, each with the manifest line that decides it."""
-    yield _Row(step.id, step.what, duration(step.deadline_seconds), _network(step, run), step.origin)
+    yield _Row(
+        step=step.id,
+        what=step.what,
+        limit=duration(step.deadline_seconds),
+        network=_network(step, run),
+        origin=step.origin,
+    )
     if step.kind == "provision":
-        yield from (_Row("", part, origin=origin) for origin, part in _limits(run))
+        yield from (_Row(step="", what=part, origin=origin) for origin, part in _limits(run))
     if step.kind == "agent":
         decided = {key: run.origins.get(key, DEFAULTS) for key in ("model", "budget")}
-        yield from (_Row("", key, origin=line) for key, line in decided.items() if line not in (step.origin, DEFAULTS))
-        yield from (_Row("", words) for words in filter(None, [_version(step, run)]))
-    yield from (_Row("", part, origin=origin) for origin, part in _mounts(step))
-    yield from (_Row("", _secret(given), origin=given.origin) for given in step.secrets)
+        yield from (
+            _Row(step="", what=key, origin=line) for key, line in decided.items() if line not in (step.origin, DEFAULTS)
+        )
+        yield from (_Row(step="", what=words) for words in filter(None, [_version(step, run)]))
+    yield from (_Row(step="", what=part, origin=origin) for origin, part in _mounts(step))
+    yield from (_Row(step="", what=_secret(given), origin=given.origin) for given in step.secrets)
     limited = run.origins.get(f"timeouts.{step.kind}", step.origin)
     if limited not in (step.origin, DEFAULTS):
-        yield _Row("", f"limit {duration(step.deadline_seconds)}", origin=limited)
+        yield _Row(step="", what=f"limit {duration(step.deadline_seconds)}", origin=limited)
 
 
 def _version(step: Step, run: RunPlan) -> str:

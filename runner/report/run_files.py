@@ -20,7 +20,7 @@ class Ceiling(Struct, frozen=True):
     paths: PathPolicy
 
 
-class Account(Struct, frozen=True):
+class Account(Struct, frozen=True, kw_only=True):
     """A run as reports see it. Unknown values are empty.
 
     ``group`` is shared by the members of a matrix; ``incident`` is a directory. ``origins`` maps the run (the empty

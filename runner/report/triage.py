@@ -31,7 +31,7 @@ _WORDS = 300  # characters of the last words
 _LONGER = 1.5  # times the time that was not enough
 
 
-class Header(Struct, frozen=True):
+class Header(Struct, frozen=True, kw_only=True):
     """Facts of a run before it starts. ``sections`` are required of its report; ``flags`` would start a triage like
     it.
     """

@@ -22,7 +22,13 @@ _FILE = "config"
 
 
 def grant_of(cluster: ClusterSpec) -> ClusterGrant:
-    return ClusterGrant(cluster.kubeconfig, cluster.context, cluster.server, cluster.namespace, cluster.plug_in_sha256)
+    return ClusterGrant(
+        kubeconfig=cluster.kubeconfig,
+        context=cluster.context,
+        server=cluster.server,
+        namespace=cluster.namespace,
+        plug_in_sha256=cluster.plug_in_sha256,
+    )
 
 
 @asynccontextmanager
@@ -74,12 +80,12 @@ def kubeconfig(context: str, namespace: str, port: int) -> bytes:
 
 def _asked(request: ClusterRequest, step: str) -> ev.ClusterRequestFinished:
     return ev.ClusterRequestFinished(
-        step,
-        request.verb,
-        request.resource,
-        request.namespace,
-        request.status,
-        request.seconds,
-        request.refusal,
-        request.count,
+        step=step,
+        verb=request.verb,
+        resource=request.resource,
+        namespace=request.namespace,
+        status=request.status,
+        seconds=request.seconds,
+        refusal=request.refusal,
+        count=request.count,
     )

@@ -91,7 +91,7 @@ def never(provider: str) -> None:
     """Remember no probe."""
 
 
-class AgentDependencies(Struct, frozen=True):
+class AgentDependencies(Struct, frozen=True, kw_only=True):
     """The adapters for agents, their models and clusters, which exist before a run does."""
 
     agent: Callable[[str], Agent]
@@ -101,7 +101,7 @@ class AgentDependencies(Struct, frozen=True):
     model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``
 
 
-class RunDependencies(AgentDependencies, frozen=True):
+class RunDependencies(AgentDependencies, frozen=True, kw_only=True):
     """All adapters of a run; made by the composition root.
 
     ``warm`` claims a warm workspace, or returns why there is none; ``None`` if there is no pool. ``room`` raises
@@ -123,7 +123,7 @@ class RunDependencies(AgentDependencies, frozen=True):
     random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
 
 
-class ResumeSource(Struct, frozen=True):
+class ResumeSource(Struct, frozen=True, kw_only=True):
     """The work of an earlier run that this one continues: a commit on ``base``, and the ``directory`` of that run.
 
     ``snapshot`` is its published snapshot, if that is reused; ``commits`` are its agent's own.
@@ -175,7 +175,7 @@ class EventBuffer(Struct):
         await self.write(*pending, *events)
 
 
-class StepResults(Struct):
+class StepResults(Struct, kw_only=True):
     """Findings of steps for those that follow, by the kind of step; all is in the journal as well."""
 
     context: bytes = b""  # preload: of the incident, for the agent's prompt
@@ -235,7 +235,11 @@ class RunContext(Struct, frozen=True, kw_only=True):
             except PlatformError as error:
                 if not error.passes or trio.current_time() - began > SLOW:
                     raise
-                await self.emit(ev.RetryScheduled(self.step.step, what, error.code, error.message, pause))
+                await self.emit(
+                    ev.RetryScheduled(
+                        step=self.step.step, operation=what, code=error.code, reason=error.message, pause_seconds=pause
+                    )
+                )
             await trio.sleep(pause)
         return await act()
 

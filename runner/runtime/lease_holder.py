@@ -64,7 +64,17 @@ class LeaseHolder:
     async def _take(self, before: Lease, emit: Emit, *, forced: bool = False) -> None:
         fence = Fence(self.workspace, f"{self.workspace}.{before.fence + 1}", before.fence + 1)
         asked = trio.current_time()
-        await emit(LeaseAcquired(self.workspace, fence.lease, self.holder, fence.number, self._ttl, before.id, forced))
+        await emit(
+            LeaseAcquired(
+                workspace=self.workspace,
+                lease=fence.lease,
+                holder=self.holder,
+                fence=fence.number,
+                ttl_seconds=self._ttl,
+                replaces=before.id,
+                forced=forced,
+            )
+        )
         self.fence, self.until = fence, asked + self._ttl
         self.began.set()
 
@@ -82,7 +92,9 @@ class LeaseHolder:
         async with self._changing:
             assert self.fence is not None
             fence, asked = Fence(workspace, f"{workspace}.1", 1), trio.current_time()
-            acquired = LeaseAcquired(workspace, fence.lease, self.holder, fence.number, self._ttl)
+            acquired = LeaseAcquired(
+                workspace=workspace, lease=fence.lease, holder=self.holder, fence=fence.number, ttl_seconds=self._ttl
+            )
             await emit(*pending_events, acquired, LeaseReleased(self.workspace, self.fence.lease))
             self.workspace, self.fence, self.until = workspace, fence, asked + self._ttl
 

@@ -15,7 +15,7 @@ from runner.spec.model import Facts, RunSpec
 _OUTPUT = PlannedMount("/output", True, BUILT_IN)
 
 
-class MountPlan(Struct, frozen=True):
+class MountPlan(Struct, frozen=True, kw_only=True):
     """Paths that commands see. ``protected`` are relative to the tree; ``inputs`` are the incident's top entries when
     they lie in the tree.
 
@@ -35,7 +35,13 @@ class MountPlan(Struct, frozen=True):
     @property
     def sandbox_spec(self) -> SandboxSpec:
         """Return a sandbox spec with the protected paths, toolchains and dependencies."""
-        return SandboxSpec((), self.protected, self.toolchains, self.environment, dependencies=self.dependencies)
+        return SandboxSpec(
+            mounts=(),
+            protected=self.protected,
+            toolchains=self.toolchains,
+            env=self.environment,
+            dependencies=self.dependencies,
+        )
 
     def mounts(self, private: Path) -> tuple[Mount, ...]:
         """List the read-only mounts out of a workspace's private directory."""
@@ -55,12 +61,12 @@ def mount_plan_of(spec: RunSpec, facts: Facts) -> MountPlan:
     protected, has_incident, has_cluster = tuple(spec.protected), spec.incident is not None, spec.cluster is not None
     lent = spec.lent
     return MountPlan(
-        protected,
-        lent.toolchains,
-        has_incident,
-        inputs,
-        spec.skills,
-        has_cluster,
+        protected=protected,
+        toolchains=lent.toolchains,
+        incident=has_incident,
+        inputs=inputs,
+        skills=spec.skills,
+        cluster=has_cluster,
         environment=lent.environment,
         dependencies=lent.dependencies,
     )

@@ -39,7 +39,7 @@ async def fall_back(run: RunContext, step: str, outcome: Outcome, attempt: int, 
         run.workspace.abandoned[left] = provider
     await trio.to_thread.run_sync(trees.remove, run.paths.repository)
     run.workspace.rejected_providers[name] = f"{step}: {outcome.message}"
-    fallen = ev.FallbackStarted(step, name, outcome.message, attempt, again)
+    fallen = ev.FallbackStarted(step=step, provider=name, reason=outcome.message, attempt=attempt, repeated=again)
     await run.lease_holder.move(f"{run.id}-{attempt}", run.emit, fallen)
     run.workspace.reset()
     run.results.context = b""

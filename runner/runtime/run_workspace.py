@@ -8,7 +8,7 @@ from runner.core.model import Handle, PoolMissReason
 from runner.ports.provider import Probe, Provider
 
 
-class RunWorkspace(Struct):
+class RunWorkspace(Struct, kw_only=True):
     """State of the workspace that a run has, or is about to have."""
 
     provider: Provider | None = None

@@ -15,7 +15,7 @@ from runner.runtime.lease_holder import Emit
 from runner.runtime.mount_plan import MountPlan
 
 
-class _Sandbox(Struct):
+class _Sandbox(Struct, kw_only=True):
     workspace: Workspace
     mount_plan: MountPlan | None
     closing: trio.Event = field(default_factory=trio.Event)
@@ -64,7 +64,7 @@ class SandboxSession(Struct):
         sandbox: _Sandbox | None = None
         try:
             async with provider.open(handle, spec) as workspace:
-                sandbox = _Sandbox(workspace, mount_plan)
+                sandbox = _Sandbox(workspace=workspace, mount_plan=mount_plan)
                 task_status.started(sandbox)
                 await sandbox.closing.wait()
         except PlatformError as error:

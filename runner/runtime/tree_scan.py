@@ -29,7 +29,7 @@ RawPath = bytes
 OpenLister = Callable[[int, int, Sequence[str]], AbstractContextManager[Lister["_Place"]]]
 
 
-class ScanResult(Struct, frozen=True):
+class ScanResult(Struct, frozen=True, kw_only=True):
     """The result of a scan. A tree is clean when there are no violations; a truncated scan always has one.
 
     ``offending`` holds the paths of the violations as they are on disk, all of them unless ``truncated``; a directory

@@ -46,7 +46,7 @@ class DaemonLimits:
         if self._guest is None:
             return
         text = b""
-        request = Request(["/bin/sh", "-c", _SCRIPT], {}, "/", KEEP, KEEP)
+        request = Request(argv=["/bin/sh", "-c", _SCRIPT], env={}, cwd="/", uid=KEEP, gid=KEEP)
         with trio.move_on_after(_UPDATE), suppress(ProviderFailed, WorkspaceLost, trio.BrokenResourceError):
             async with self._guest.exec(request, grace=0) as command:
                 while chunk := await command.stdout.receive_some(1 << 12):

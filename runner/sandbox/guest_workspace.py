@@ -24,7 +24,7 @@ from runner.sandbox.volumes import Volume
 OOM_SCORE = 1000  # commands are killed before the guest, with which all statuses would be lost
 
 
-class SandboxContext(Struct, frozen=True):
+class SandboxContext(Struct, frozen=True, kw_only=True):
     """Facts of a sandbox that its guest cannot know. ``uid`` is the host's, ``volume`` as for ``HostView``.
 
     ``user`` is set when commands run as another user than the guest, and is the sandbox's. ``command_limits`` are what
@@ -56,7 +56,7 @@ class SandboxContext(Struct, frozen=True):
         user = KEEP if self.user is None else self.user
         pids = self.command_limits.pids
         limits = {} if pids is None else {resource.RLIMIT_NPROC: (pids, pids)}
-        return Request(argv, env, directory, user, user, oom_score_adj=OOM_SCORE, limits=limits)
+        return Request(argv=argv, env=env, cwd=directory, uid=user, gid=user, oom_score_adj=OOM_SCORE, limits=limits)
 
 
 def open_workspace(
@@ -178,7 +178,14 @@ class GuestWorkspace:
             await process.wait()
         kernel = readback.kernel() if context.isolation >= IsolationClass.KERNEL else None
         filtered = Shield.CALLS in self._guest.shield
-        host = readback.HostView(readback.namespaces(), context.uid, context.limits(), context.volume, kernel, filtered)
+        host = readback.HostView(
+            namespaces=readback.namespaces(),
+            uid=context.uid,
+            limits=context.limits(),
+            volume=context.volume,
+            kernel=kernel,
+            filtered=filtered,
+        )
         seen = readback.read_back(
             text, host, provider=context.provider, isolation=context.isolation, paths=context.paths
         )

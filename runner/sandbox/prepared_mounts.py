@@ -22,7 +22,7 @@ from runner.safefs.safe_open import open_linkless
 from runner.sandbox.mounts import MountSource, MountStage
 
 
-class PreparedMounts(Struct, frozen=True):
+class PreparedMounts(Struct, frozen=True, kw_only=True):
     """Staged sources of the mounts that every sandbox has. ``tree_fd`` is the open tree.
 
     ``project`` is set when commands see it whole; ``tree_path`` is the tree's path on this host.

@@ -30,7 +30,7 @@ _SECTIONS = 5
 _FILTER = "2"  # the kernel's number for a process with a seccomp filter
 
 
-class HostView(Struct, frozen=True):
+class HostView(Struct, frozen=True, kw_only=True):
     """Facts that only the host knows: its own namespaces by name, the user that the script ran as, the limits set.
 
     ``volume`` should hold the workspace's files. ``kernel`` is the host's, where the sandbox should have another: it

@@ -18,7 +18,15 @@ from runner.sandbox.protected_paths import Guard, Kind
 NO_IMAGE = "commands see this host's own system"  # why a provider has no images
 NOT_WARM = "its workspaces open in milliseconds, so none is kept running"  # why a provider needs no pool
 WORKSPACE, HOME = "/workspace", "/home/agent"
-PATHS = Paths(WORKSPACE, "/output", "/incident", "/run/runner", HOME, "/skills", "/root/.kube")
+PATHS = Paths(
+    workspace=WORKSPACE,
+    output="/output",
+    incident="/incident",
+    runner="/run/runner",
+    home=HOME,
+    skills="/skills",
+    kube="/root/.kube",
+)
 ENV = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": HOME}
 
 EMPTY = {Kind.MISSING_FILE: "nothing", Kind.MISSING_DIRECTORY: "nowhere"}

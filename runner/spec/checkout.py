@@ -29,7 +29,7 @@ _URL_CHARACTERS = 2000
 SECRET_IN_URL = "a URL holds no user name or password, since everyone sees it"
 
 
-class RepoSource(Struct, frozen=True):
+class RepoSource(Struct, frozen=True, kw_only=True):
     """The agent type's side. ``path`` is absolute; ``depth`` ``None`` means all of a path, ``URL_DEPTH`` of a URL."""
 
     type: Literal["task_context", "fixed", "local", "none"]
@@ -40,7 +40,7 @@ class RepoSource(Struct, frozen=True):
     include_dirty: bool = False
 
 
-class TaskContext(Struct, frozen=True):
+class TaskContext(Struct, frozen=True, kw_only=True):
     """The task's side; what the agent reads as ``task.json`` and ``RUNNER_TASK_*``."""
 
     repository_url: str | None = None

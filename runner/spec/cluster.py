@@ -45,9 +45,16 @@ def cluster_of(selected: Selected, want: WantedCluster | None, found: ClusterFac
     incident = selected.spec.incident
     if want is None or incident is None:
         return None
-    fact = found or ClusterFact(want.context or "", "", want.namespace or "")
+    fact = found or ClusterFact(context=want.context or "", server="", namespace=want.namespace or "")
     plug_in = {"plug_in": fact.plug_in, "plug_in_sha256": fact.plug_in_sha256}
-    return ClusterSpec(want.kubeconfig, fact.context, fact.server, fact.namespace, incident.access, **plug_in)
+    return ClusterSpec(
+        kubeconfig=want.kubeconfig,
+        context=fact.context,
+        server=fact.server,
+        namespace=fact.namespace,
+        access=incident.access,
+        **plug_in,
+    )
 
 
 def keys_of(selected: Selected, error: RunnerError | None) -> tuple[str, str]:

@@ -175,6 +175,13 @@ def _checkout(selected: Selected) -> Checkout | None:
     directory = selected.agent_type.directory
     path = Path(os.path.realpath(directory / source.path)) if source.path is not None else None
     return resolve_checkout(
-        RepoSource(source.type, source.url, path, source.branch, source.depth, source.include_dirty),
+        RepoSource(
+            type=source.type,
+            url=source.url,
+            path=path,
+            branch=source.branch,
+            depth=source.depth,
+            include_dirty=source.include_dirty,
+        ),
         TaskContext(**dict(task)) if task else TaskContext(),
     )

@@ -23,7 +23,7 @@ AGENTS_FILE = "AGENTS.md"  # at the root of a project: what it tells every agent
 Command = tuple[str, ...]  # an argv; a string in a manifest became ("sh", "-c", string)
 
 
-class ContextFile(Struct, frozen=True):
+class ContextFile(Struct, frozen=True, kw_only=True):
     """A file that a run takes from beside its manifest: its content's hash is planned, its bytes are checked later.
 
     Of one that is not ``whole`` the hash is that of size and time of change, and nothing is checked. ``text`` is the
@@ -75,7 +75,7 @@ class Lent(Struct, frozen=True):
     dependencies: tuple[Mount, ...] = ()
 
 
-class ClusterFact(Struct, frozen=True):
+class ClusterFact(Struct, frozen=True, kw_only=True):
     """The cluster that a kubeconfig leads to. ``exposed`` says who else can read the file; it is not planned.
 
     ``plug_in`` is the program that gives the credential, as the kubeconfig writes it, and ``plug_in_sha256`` of it with
@@ -189,7 +189,7 @@ class Facts(Struct, frozen=True):
         return {"probes": self.probes, "runs": runs, "open": self.open}
 
 
-class PolicySpec(Struct, frozen=True):
+class PolicySpec(Struct, frozen=True, kw_only=True):
     """One policy's ceilings; all of a run's policies hold together."""
 
     name: str
@@ -226,7 +226,7 @@ class FromKeyring(Struct, frozen=True, tag="keyring"):
     user: str
 
 
-class SecretSpec(Struct, frozen=True):
+class SecretSpec(Struct, frozen=True, kw_only=True):
     """A value that commands of some steps get, in a variable or, ``as_file``, in a file; and where it is until then."""
 
     name: str
@@ -278,7 +278,7 @@ class ModelSpec(Struct, frozen=True):
     tools: tuple[str, ...] | None
 
 
-class ClusterSpec(Struct, frozen=True):
+class ClusterSpec(Struct, frozen=True, kw_only=True):
     """The cluster that commands may read. ``kubeconfig`` is a path of this host, or several with ``:`` between them."""
 
     kubeconfig: str
@@ -302,7 +302,7 @@ class ReportCheck(Struct, frozen=True):
     sections: tuple[str, ...]
 
 
-class VerifySpec(Struct, frozen=True):
+class VerifySpec(Struct, frozen=True, kw_only=True):
     setup: tuple[Command, ...]
     required: tuple[str, ...]
     forbidden: tuple[str, ...]
@@ -314,7 +314,7 @@ class VerifySpec(Struct, frozen=True):
         return bool(self.setup or self.required or self.forbidden or self.commands)
 
 
-class RunSpec(Struct, frozen=True):
+class RunSpec(Struct, frozen=True, kw_only=True):
     """One incident run, complete. ``origins`` maps a step kind, feature or field to the manifest line that decided it;
     ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files,
     ``protected`` paths to the lines that ask for them. Workspaces of a ``shared`` project see it whole, so that

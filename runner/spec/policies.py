@@ -31,14 +31,14 @@ def _policy(document: Document) -> PolicySpec:
     spec = document.spec
     assert isinstance(spec, PolicyKindSpec)
     return PolicySpec(
-        document.name,
-        document.origin(),
-        tuple(spec.allowed_paths),
-        tuple(spec.forbidden_patterns),
-        spec.max_file_size,
-        tuple(spec.providers) if spec.providers is not None else None,
-        IsolationClass(spec.min_isolation),
-        tuple(spec.secrets) if spec.secrets is not None else None,
+        name=document.name,
+        origin=document.origin(),
+        allowed_paths=tuple(spec.allowed_paths),
+        forbidden_patterns=tuple(spec.forbidden_patterns),
+        max_file_size=spec.max_file_size,
+        providers=tuple(spec.providers) if spec.providers is not None else None,
+        min_isolation=IsolationClass(spec.min_isolation),
+        secrets=tuple(spec.secrets) if spec.secrets is not None else None,
     )
 
 

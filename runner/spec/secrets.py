@@ -15,11 +15,11 @@ def secrets_of(selected: Selected) -> tuple[SecretSpec, ...]:
     place = selected.agent_type.place
     return tuple(
         SecretSpec(
-            secret.name,
-            _source(secret.from_, selected),
-            tuple(secret.steps),
-            secret.as_ == "file",
-            place("secrets", position, "from"),
+            name=secret.name,
+            source=_source(secret.from_, selected),
+            steps=tuple(secret.steps),
+            as_file=secret.as_ == "file",
+            at=place("secrets", position, "from"),
         )
         for position, secret in enumerate(selected.agent.secrets)
     )

@@ -36,7 +36,7 @@ TEMPLATES = 5_000  # what is looked up by all templates of all documents: each p
 FILLED = 100_000  # the same, counted again for each run
 
 
-class Selected(Struct, frozen=True):
+class Selected(Struct, frozen=True, kw_only=True):
     """The documents that one run is made of, a member of a matrix or not.
 
     ``incident`` is the incident's directory as written, and where; ``model`` that of a matrix, and its place in it.
@@ -230,7 +230,16 @@ def _members(
             continue
         policies = _policies(run, agent, project, known, findings) or (defaults["Policy"],)
         name = f"{run.name}.{label}" if label else run.name
-        member = Selected(name, run, agent, policies, project, incident, incident_keys, model)
+        member = Selected(
+            name=name,
+            run=run,
+            agent_type=agent,
+            policies=policies,
+            project=project,
+            incident=incident,
+            incident_keys=incident_keys,
+            model=model,
+        )
         left.take(run, member.documents)
         members.append(member)
     return members, findings

@@ -39,7 +39,7 @@ def restore_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) ->
     row = read_lease(connection, event.workspace)
     match event:
         case LeaseAcquired(fence=fence):
-            _write(connection, advance(Lease(event.workspace, fence - 1), event, at))
+            _write(connection, advance(Lease(workspace=event.workspace, fence=fence - 1), event, at))
         case _ if row.id == event.lease:
             _write(connection, advance(replace(row, expires=max(row.expires, at + 1)), event, at))
 

@@ -22,7 +22,14 @@ def read_projects(connection: sqlite3.Connection) -> list[ProjectRow]:
         return []
     rows = connection.execute(f"SELECT {_COLUMNS} FROM projects ORDER BY name")
     return [
-        ProjectRow(name, root, bool(isolated), tuple(json.loads(protected)), manifest, updated)
+        ProjectRow(
+            name=name,
+            root=root,
+            workspace_isolation=bool(isolated),
+            protected_paths=tuple(json.loads(protected)),
+            manifest=manifest,
+            updated=updated,
+        )
         for name, root, isolated, protected, manifest, updated in rows
     ]
 

@@ -62,7 +62,7 @@ def write_sizes(connection: sqlite3.Connection, sizes: Mapping[str, int]) -> Non
 def read_slots(connection: sqlite3.Connection) -> list[SlotRow]:
     rows = _rows(connection, "slots", _COLUMNS, "created, id")
     return [
-        SlotRow(id, pool, SlotState(state), keeper, created, workspace)
+        SlotRow(id=id, pool=pool, state=SlotState(state), keeper=keeper, created=created, workspace=workspace)
         for id, pool, state, keeper, created, workspace in rows
     ]
 

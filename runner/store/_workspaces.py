@@ -96,11 +96,11 @@ def _row(values: Sequence[Any]) -> WorkspaceRow:
     more = json.loads(metadata)
     not_enforced = more.pop("not_enforced", None)
     return WorkspaceRow(
-        id,
-        provider,
-        WorkspaceStatus(status),
-        created,
-        used,
+        id=id,
+        provider=provider,
+        status=WorkspaceStatus(status),
+        created=created,
+        used=used,
         expires=expires,
         persistent=lifecycle == "persistent",
         url=url,

@@ -271,8 +271,19 @@ def _page(rows: list[R], before: Cursor | None, limit: int | None) -> list[R]:
 
 def _project(rows: dict[str, RunRow], run: str, at: int, event: Event, runner: str | None) -> None:
     if isinstance(event, RunStarted) and run not in rows:
-        said = (event.resumes, event.rehearsal, event.manifests, runner)
-        rows[run] = RunRow(run, event.name, Status.RUNNING, None, event.plan, at, None, *said)
+        rows[run] = RunRow(
+            id=run,
+            name=event.name,
+            status=Status.RUNNING,
+            exit_code=None,
+            plan=event.plan,
+            created=at,
+            ended=None,
+            resumes=event.resumes,
+            rehearsal=event.rehearsal,
+            manifests=event.manifests,
+            runner=runner,
+        )
     if run not in rows:
         raise StoreFailed(f"run `{run}` has not started")
     if isinstance(event, RunEnded):

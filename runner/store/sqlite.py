@@ -123,7 +123,7 @@ _RUN_JOURNAL = _Journal("events", "run")
 _WORKSPACE_JOURNAL = _Journal("workspace_events", "workspace")
 
 
-class _Append(Struct):
+class _Append(Struct, kw_only=True):
     """A request to append and, once it has been written or refused, the answer."""
 
     owner: str
@@ -367,7 +367,9 @@ class SqliteStore(Reader):
     async def _append(
         self, journal: _Journal, owner: str, events: Sequence[Event], fence: Fence | None
     ) -> list[Recorded]:
-        request = _Append(owner, events, [encode(event) for event in events], fence, journal)
+        request = _Append(
+            owner=owner, events=events, rows=[encode(event) for event in events], fence=fence, journal=journal
+        )
         self._backlog.append(request)
         while request.answer is None:
             if self._writing is None:

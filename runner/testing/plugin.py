@@ -132,7 +132,9 @@ async def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
 async def place(candidate: Candidate, provider: Provider, tmp_path: Path) -> AsyncIterator[Place]:
     """A fresh workspace; afterwards an outside look finds nothing of it."""
     before = on_host(tmp_path)
-    handle = await provider.create(WorkspaceRequest(f"check-{os.getpid()}-{next(_NAMES)}-", "run-1", _NONCE))
+    handle = await provider.create(
+        WorkspaceRequest(id=f"check-{os.getpid()}-{next(_NAMES)}-", run="run-1", nonce=_NONCE)
+    )
     made = Place(candidate, provider, tmp_path, handle, _NONCE, await provider.probe())
     yield made
     assert (marked(made.mark), [*candidate.inhabitants(handle)]) == ([], [])
@@ -157,7 +159,7 @@ async def limited(
             if feature in probe.missing and not request.node.get_closest_marker("xfail"):
                 lack(f"limits of {feature}", probe.missing[feature], None)
         name = f"check-{os.getpid()}-{next(_NAMES)}-"
-        made.append(await provider.create(WorkspaceRequest(name, "run-1", "nonce", limits)))
+        made.append(await provider.create(WorkspaceRequest(id=name, run="run-1", nonce="nonce", limits=limits)))
         return Place(candidate, provider, tmp_path, made[-1], "nonce", probe)
 
     yield make

@@ -67,7 +67,7 @@ def preloaded(contents: Mapping[str, str], *, boundary: str, whole: str) -> Prel
     return Preloaded("\n\n".join(sections.values()), counts, cut, total)
 
 
-class PreviousAttempt(Struct, frozen=True):
+class PreviousAttempt(Struct, frozen=True, kw_only=True):
     """Leftovers of the agent of ``run``, which ended for the reason ``why``: draft, commands and last words.
 
     ``draft`` is the text of its unfinished ``report``; ``commands`` are the oldest first. Only ``run`` and ``why`` are

@@ -37,7 +37,7 @@ _KINDS = {
 _CUT = re.compile(r"\.\.\.|\u2026")
 
 
-class Reference(Struct, frozen=True):
+class Reference(Struct, frozen=True, kw_only=True):
     """Reference to lines of a file. ``lines`` are first and last of each range; ``quote`` what the report says one
     holds.
 
@@ -74,7 +74,13 @@ def _reference(match: re.Match[str], *, quote: str, alone: bool) -> Reference:
     ranges = (part.strip().split("-") for part in match["lines"].split(","))
     lines = tuple((int(part[0]), int(part[-1])) for part in ranges)
     pieces = tuple(" ".join(piece.split()) for piece in _CUT.split(quote))
-    return Reference(f"{match['path']}:{match['lines']}", match["path"], lines, tuple(filter(None, pieces)), alone)
+    return Reference(
+        text=f"{match['path']}:{match['lines']}",
+        path=match["path"],
+        lines=lines,
+        quote=tuple(filter(None, pieces)),
+        alone=alone,
+    )
 
 
 def fault(reference: Reference, found: Callable[[str], Sequence[str | None]], folders: Iterable[str]) -> str | None:

@@ -134,10 +134,18 @@ async def _play(name: str, agent: CliAgent, case: Case, root: Path) -> tuple[Exi
     tools = READERS.get(name) if case.restricted else None
     async with _served(agent, name, case, [*turns, *[turns[-1]] * 30]) as port:
         url = f"http://127.0.0.1:{port}{agent.api.base_path}"
-        access = ModelAccess(MODELS[name], case.key, url, case.limit, tools, workspace=str(workspace), home=str(home))
+        access = ModelAccess(
+            model=MODELS[name],
+            key=case.key,
+            base_url=url,
+            max_turns=case.limit,
+            tools=tools,
+            workspace=str(workspace),
+            home=str(home),
+        )
         prepared = agent.set_up(access)
         env = {"HOME": str(home), "PATH": f"{PLACE}/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8", **prepared.env}
-        places = replace(Paths(*[str(root)] * len(Paths.__struct_fields__)), home=str(home))
+        places = replace(Paths(**dict.fromkeys(Paths.__struct_fields__, str(root))), home=str(home))
         if furnishing := furnish(prepared, places, ()):
             await trio.run_process(furnishing)
         if prepared.login and case.key:

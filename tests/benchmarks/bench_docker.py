@@ -70,7 +70,9 @@ async def main() -> None:
 async def measure(runtime: ContainerRuntime, size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         provider = DockerProvider(Path(folder), Engine(dockerd.host()), runtime=runtime)
-        request = WorkspaceRequest(f"bench-{os.getpid()}", "run", "nonce", LIMITS, image=dockerd.IMAGE)
+        request = WorkspaceRequest(
+            id=f"bench-{os.getpid()}", run="run", nonce="nonce", limits=LIMITS, image=dockerd.IMAGE
+        )
         handle = await provider.create(request)
 
         async def whole() -> None:

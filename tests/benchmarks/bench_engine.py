@@ -75,7 +75,9 @@ def whole(needs: Needs) -> float:
                 lease=None, gateway=SimpleNamespace(rehearsal=False), redact=SimpleNamespace(late=())
             ),
         )
-        await execute_run(plan, "", id="bench", paths=paths, deps=deps, append=append, control=RunCancellation(30))
+        await execute_run(
+            plan, "", id="bench", paths=paths, deps=deps, append=append, control=RunCancellation(stop_budget_seconds=30)
+        )
 
     began = time.process_time()
     trio.run(run)

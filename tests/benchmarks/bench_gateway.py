@@ -178,7 +178,7 @@ print(statistics.median(firsts) * 1e3, statistics.median(wholes) * 1e3)
 
 
 async def relayed(kind: str, provider: LocalProvider | DockerProvider, direct: int) -> None:
-    handle = await provider.create(WorkspaceRequest(f"bench-{os.getpid()}", "run", "nonce"))
+    handle = await provider.create(WorkspaceRequest(id=f"bench-{os.getpid()}", run="run", nonce="nonce"))
     try:
         async with (
             provider.open(handle, SandboxSpec()) as workspace,

@@ -92,7 +92,7 @@ def resident() -> int:
 
 async def idle(provider: Provider, count: int) -> float:
     """MiB of the runner for each open workspace in which nothing happens."""
-    handles = [await provider.create(WorkspaceRequest(f"idle{n}", "run", "nonce")) for n in range(count)]
+    handles = [await provider.create(WorkspaceRequest(id=f"idle{n}", run="run", nonce="nonce")) for n in range(count)]
     async with AsyncExitStack() as stack:
         for handle in handles[:3]:
             await stack.enter_async_context(provider.open(handle, SandboxSpec()))
@@ -108,7 +108,7 @@ async def idle(provider: Provider, count: int) -> float:
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for provider in (LocalProvider(Path(folder), grace=GRACE), ProcessProvider(Path(folder), grace=GRACE)):
-            handle = await provider.create(WorkspaceRequest("bench", "run", "nonce"))
+            handle = await provider.create(WorkspaceRequest(id="bench", run="run", nonce="nonce"))
             async with provider.open(handle, SandboxSpec()) as workspace:
                 ours, host = await side_by_side(ROUNDS, lambda w=workspace: one(w), plain)
                 print(f"{provider.name}: /bin/true {ours * 1e3:.2f} ms; ", end="")

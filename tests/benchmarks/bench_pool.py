@@ -63,7 +63,9 @@ async def use(provider: DockerProvider, handle: Handle) -> float:
 
 async def measure_handoff(provider: DockerProvider, key: SlotKey, home: Path) -> float:
     start = time.perf_counter()
-    request = WorkspaceRequest(f"bench-{secrets.token_hex(4)}", "run", "nonce", LIMITS, image=key.image)
+    request = WorkspaceRequest(
+        id=f"bench-{secrets.token_hex(4)}", run="run", nonce="nonce", limits=LIMITS, image=key.image
+    )
     handle = await warm(home, provider, key, request)
     assert isinstance(handle, Handle), handle
     fill(handle)
@@ -74,7 +76,7 @@ async def measure_handoff(provider: DockerProvider, key: SlotKey, home: Path) ->
 
 async def cold(provider: DockerProvider, image: str) -> float:
     start = time.perf_counter()
-    request = WorkspaceRequest(f"bench-{secrets.token_hex(4)}", "run", "nonce", LIMITS, image=image)
+    request = WorkspaceRequest(id=f"bench-{secrets.token_hex(4)}", run="run", nonce="nonce", limits=LIMITS, image=image)
     handle = await provider.create(request)
     fill(handle)
     took = await use(provider, handle) - start
@@ -94,12 +96,15 @@ async def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         settings = Settings.from_env({"RUNNER_HOME": folder, "DOCKER_HOST": dockerd.host()})
-        provider, key = DockerProvider(home, Engine(dockerd.host())), SlotKey("docker", dockerd.image_id(), LIMITS)
+        provider, key = (
+            DockerProvider(home, Engine(dockerd.host())),
+            SlotKey(provider="docker", image=dockerd.image_id(), limits=LIMITS),
+        )
         times: list[float] = []
         async with open_store(home / "state.db", now=lambda: time.time_ns() // 1000, entropy=os.urandom) as store:
             from runner.ops.runs.dependencies import dependencies_of
 
-            env = WorkspaceEnv(settings, store, dependencies_of(settings, store))
+            env = WorkspaceEnv(settings=settings, store=store, deps=dependencies_of(settings, store))
             async with open_pool(env, [PoolRow(name_of(key), key, SIZE)], print):
                 while len(times) < count:
                     while [slot.state for slot in await store.slots()] != [SlotState.READY] * SIZE:

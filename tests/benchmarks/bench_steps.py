@@ -99,7 +99,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for provider in (ProcessProvider(home), LocalProvider(home)):
-            handle = await provider.create(WorkspaceRequest(f"{provider.name}-1", "run", "nonce"))
+            handle = await provider.create(WorkspaceRequest(id=f"{provider.name}-1", run="run", nonce="nonce"))
             uid = handle.uid if trees.can_chown() else None
             if isinstance(provider, LocalProvider):
                 actions = {"bubblewrap": bubblewrap()}

@@ -23,7 +23,7 @@ from tests.benchmarks.measure import Cost, cost, medians, since
 from tests.benchmarks.sizes import rounds
 
 ROUNDS = rounds(5)
-STARTED = RunStarted("bench", "sha256:0", "0", {}, 1.0)
+STARTED = RunStarted(name="bench", plan="sha256:0", runner="0", steps={}, deadline_seconds=1.0)
 EVENT = WarningIssued("bench.event", "x" * 280, "agent")  # about 343 bytes as JSON
 
 

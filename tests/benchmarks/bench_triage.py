@@ -154,9 +154,9 @@ async def compare(folder: Path, place: list[str], env: Mapping[str, str], stack:
     def bare(port: int) -> Cost:
         with tempfile.TemporaryDirectory(dir=folder) as home:
             paths = replace(
-                Paths(*[str(incident)] * len(Paths.__struct_fields__)), home=home, skills=str(shipped("skills"))
+                Paths(**dict.fromkeys(Paths.__struct_fields__, str(incident))), home=home, skills=str(shipped("skills"))
             )
-            access = ModelAccess("gpt-4.1", KEY, f"http://127.0.0.1:{port}/v1", home=home)
+            access = ModelAccess(model="gpt-4.1", key=KEY, base_url=f"http://127.0.0.1:{port}/v1", home=home)
             prepared = goose.agent.set_up(access)
             subprocess.run(furnish(prepared, paths, [SKILL]), check=True)
             prompt = (incident / "prompt-sent.md").read_bytes()

@@ -639,7 +639,7 @@ async def test_what_a_cli_bears_costs_nothing_of_the_end(
 
 async def test_node_writes_all_that_it_says_before_it_ends_itself(toolchain: Path, tmp_path: Path) -> None:
     """As Gemini CLI does, whose last line says whether it has finished: a pipe holds 64 KiB of them."""
-    prepared = plugins.load(runner.agents, "gemini").agent.set_up(ModelAccess("m", "k", home=str(tmp_path)))
+    prepared = plugins.load(runner.agents, "gemini").agent.set_up(ModelAccess(model="m", key="k", home=str(tmp_path)))
     write_files(tmp_path, prepared.files)
     says = "console.log('x'.repeat(3e6)); console.log(process.env.NODE_OPTIONS ?? 'unset'); process.exit(0)"
     env = {"PATH": str(toolchain / "bin"), "NODE_OPTIONS": prepared.env["NODE_OPTIONS"]}

@@ -96,7 +96,7 @@ def test_a_provider_that_is_not_there_is_said_so_and_is_no_success(project: Proj
 async def test_an_image_without_the_programs_that_try_is_not_one_with_ways_out(tmp_path: Path) -> None:
     """Each of the twenty was a failure, `ends the sandbox`, in an image without `true`."""
     provider = FakeProvider(tmp_path, lambda argv: Scripted(Exit(code=127)))
-    handle = await provider.create(WorkspaceRequest("w", "r", "n", Limits()))
+    handle = await provider.create(WorkspaceRequest(id="w", run="r", nonce="n", limits=Limits()))
     async with provider.open(handle, SandboxSpec()) as workspace:
         tried = await _try(workspace, ESCAPES[0], {}, None)
 
@@ -129,6 +129,10 @@ def test_what_makes_no_sense_is_refused(project: Project, arguments: list[str], 
 
 @pytest.mark.parametrize("result", EscapeResult)
 def test_only_a_way_out_that_is_not_declared_is_a_failure(result: EscapeResult) -> None:
-    examined = ProbedProvider("local", IsolationClass.NAMESPACES, (EscapeAttempt("mount", "mounting", result),))
+    examined = ProbedProvider(
+        provider="local",
+        isolation=IsolationClass.NAMESPACES,
+        tried=(EscapeAttempt(name="mount", about="mounting", result=result),),
+    )
 
     assert examined.holds == (result is not EscapeResult.OPEN)

@@ -26,7 +26,10 @@ def test_the_line_of_now_is_written_when_it_changes(tmp_path: Path) -> None:
     terminal, moment = Terminal(), [2 * SECOND]
     out = Output(terminal, terminal)
     screen = Screen(out, {}, tmp_path, face=triage, quiet=False, raw=False, now=lambda: moment[0], clock=str)
-    for seq, event in enumerate((ev.RunStarted("t", "x", "1", STEPS, 600.0), ev.StepStarted("agent")), start=1):
+    for seq, event in enumerate(
+        (ev.RunStarted(name="t", plan="x", runner="1", steps=STEPS, deadline_seconds=600.0), ev.StepStarted("agent")),
+        start=1,
+    ):
         screen(ev.Recorded("7k3q", seq, seq * SECOND, event))
     for tick in range(30):
         moment[0] = 2 * SECOND + tick * SECOND // 10
@@ -41,15 +44,15 @@ def test_the_line_of_now_is_written_when_it_changes(tmp_path: Path) -> None:
 def test_a_report_that_is_too_large_to_be_shown_is_there(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
     report = tmp_path / "output" / "r.md"
-    header = Header("claude", report="r.md")
+    header = Header(agent="claude", report="r.md")
 
-    assert result_of(RunRecord("x"), header, tmp_path).place is None
+    assert result_of(RunRecord(id="x"), header, tmp_path).place is None
     report.symlink_to("/etc/passwd")
-    assert result_of(RunRecord("x"), header, tmp_path).report is None
+    assert result_of(RunRecord(id="x"), header, tmp_path).report is None
     report.unlink()
     with report.open("wb") as file:
         file.truncate(20 << 20)
 
-    found = result_of(RunRecord("x"), header, tmp_path)
+    found = result_of(RunRecord(id="x"), header, tmp_path)
 
     assert (found.report, found.place) == (None, report)

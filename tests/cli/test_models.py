@@ -448,7 +448,7 @@ def test_an_agent_with_the_key_is_told_where_this_host_has_its_api(name: str, ur
     agent: CliAgent = import_module(f"runner.agents.{name}").agent
     settings = Settings.from_env({"HOME": "/", f"RUNNER_{agent.api.value.upper()}_URL": url})
 
-    prepared = agent.set_up(ModelAccess("m", "k", settings.own_model_url(agent.api.value)))
+    prepared = agent.set_up(ModelAccess(model="m", key="k", base_url=settings.own_model_url(agent.api.value)))
 
     written = {f"{key}={value}" for key, value in prepared.env.items()}
     assert told <= written | {line for text in prepared.files.values() for line in text.splitlines()}

@@ -31,7 +31,7 @@ from tests.support.situations import Project
 from tests.support.terminal import CODES, on_terminal
 
 STARTED = (
-    ev.RunStarted("work", "sha256:0", "1", {"agent": "agent"}, 60.0),
+    ev.RunStarted(name="work", plan="sha256:0", runner="1", steps={"agent": "agent"}, deadline_seconds=60.0),
     ev.StepStarted("agent"),
 )
 TERM = ev.StopStageReached("agent", StopStage.TERM, StopReason.STEP_DEADLINE, 10.0)
@@ -95,7 +95,7 @@ def test_each_stop_stage_and_each_kill_for_memory_is_a_line(event: ev.Event, lin
     ids=["running", "in its grace", "after it", "killed", "left something", "left something long ago"],
 )
 def test_a_running_step_shows_how_it_is_being_stopped(events: Sequence[ev.Event], seconds: float, message: str) -> None:
-    record = RunRecord("r")
+    record = RunRecord(id="r")
     feed(partial(fold, record), [*STARTED, *events])
     line = progress.live_line(record, Header(), SECOND + int(seconds * SECOND))
 
@@ -117,7 +117,9 @@ def test_what_is_of_now_is_lower_than_the_terminal(rows: int, last: str) -> None
         names = [f"work.{number}" for number in range(4)]
         screen = screen_on(stream, 2.0, names)
         for name in names:
-            begun = ev.RunStarted(name, "sha256:0", "1", {"agent": "agent"}, 60.0)
+            begun = ev.RunStarted(
+                name=name, plan="sha256:0", runner="1", steps={"agent": "agent"}, deadline_seconds=60.0
+            )
             feed(screen, [begun, STARTED[1]], name)
         screen.tick()
         drawn = b""

@@ -324,7 +324,7 @@ async def test_the_server_s_size_is_for_those_that_take_its_providers(project: P
 
 
 async def test_a_pool_that_is_not_there_can_not_be_changed(tmp_path: Path) -> None:
-    key = SlotKey("docker", "sha256:1", Limits())
+    key = SlotKey(provider="docker", image="sha256:1", limits=Limits())
     async with open_workspace_env(Settings.from_env({"RUNNER_HOME": str(tmp_path)})) as env:
         with pytest.raises(UnknownPool, match="there is no warm pool"):
             await resize(env, 3, None)

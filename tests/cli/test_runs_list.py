@@ -36,13 +36,30 @@ class EarlierRuns:
         code = {Status.SUCCEEDED: 0, Status.CANCELLED: 130}.get(outcome.status, 1)
         code = 124 if outcome.reason is Reason.TIMEOUT else code
         manifests = str((at or self.here) / ".runner")
-        asked = ev.ModelRequestFinished("agent", "c1", "sonnet", 200, 1, 1, 0.1, 0.2, usage=SPENT)
+        asked = ev.ModelRequestFinished(
+            step="agent",
+            call="c1",
+            model="sonnet",
+            status=200,
+            sent_bytes=1,
+            received_bytes=1,
+            first_byte_seconds=0.1,
+            seconds=0.2,
+            usage=SPENT,
+        )
 
         async def write() -> None:
             now = next(moments)
             store = open_store(self.home / "state.db", now=lambda: now, entropy=bytes, must_exist=False)
             async with store as opened:
-                started = ev.RunStarted(name, "sha256:0", "1", {"agent": "agent"}, 60.0, manifests=manifests)
+                started = ev.RunStarted(
+                    name=name,
+                    plan="sha256:0",
+                    runner="1",
+                    steps={"agent": "agent"},
+                    deadline_seconds=60.0,
+                    manifests=manifests,
+                )
                 await opened.append(id, [started, *([asked] if cost else [])])
                 now = next(moments)
                 await opened.append(id, [ev.RunEnded(outcome, code)])
@@ -59,10 +76,26 @@ def past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EarlierRuns:
     monkeypatch.chdir(here / "src")
     monkeypatch.setenv("RUNNER_HOME", str(home))
     past = EarlierRuns(home, here)
-    past.add("aaaa", "check", Outcome(Status.SUCCEEDED), hours=50, cost=True)
-    past.add("bbbb", "check", Outcome(Status.FAILED, Reason.VERIFY, "verify: 1 of 1 checks failed"), hours=20)
-    past.add("cccc", "triage.claude", Outcome(Status.FAILED, Reason.TIMEOUT, "agent: time is over"), hours=3)
-    past.add("dddd", "other", Outcome(Status.CANCELLED, Reason.CANCELLED, "Ctrl-C"), hours=1, at=tmp_path / "else")
+    past.add("aaaa", "check", Outcome(status=Status.SUCCEEDED), hours=50, cost=True)
+    past.add(
+        "bbbb",
+        "check",
+        Outcome(status=Status.FAILED, reason=Reason.VERIFY, message="verify: 1 of 1 checks failed"),
+        hours=20,
+    )
+    past.add(
+        "cccc",
+        "triage.claude",
+        Outcome(status=Status.FAILED, reason=Reason.TIMEOUT, message="agent: time is over"),
+        hours=3,
+    )
+    past.add(
+        "dddd",
+        "other",
+        Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="Ctrl-C"),
+        hours=1,
+        at=tmp_path / "else",
+    )
     return past
 
 
@@ -118,7 +151,7 @@ def test_outside_of_a_repository_all_runs_are_shown(
 
 def test_a_long_listing_says_that_there_are_more(past: EarlierRuns) -> None:
     for number in range(24):
-        past.add(f"e{number:03}", "check", Outcome(Status.SUCCEEDED))
+        past.add(f"e{number:03}", "check", Outcome(status=Status.SUCCEEDED))
 
     assert len(ids(listed())) == 25
     assert listed()[-2] == "2 more: --limit 27"

@@ -76,7 +76,13 @@ class Situation:
     def grant(self) -> ClusterGrant:
         target = self.target()
         program = target.plug_in.sha256 if target.plug_in else ""
-        return ClusterGrant(str(self.config), target.context, target.server, NAMESPACE, program)
+        return ClusterGrant(
+            kubeconfig=str(self.config),
+            context=target.context,
+            server=target.server,
+            namespace=NAMESPACE,
+            plug_in_sha256=program,
+        )
 
     @asynccontextmanager
     async def line(self) -> AsyncIterator[Line]:

@@ -91,7 +91,12 @@ def sockets() -> tuple[trio.SocketStream, trio.SocketStream]:
 
 
 def grant(api: Api, path: Path) -> ClusterGrant:
-    return ClusterGrant(str(path), CONTEXT, json.loads(path.read_text())["clusters"][0]["cluster"]["server"], NAMESPACE)
+    return ClusterGrant(
+        kubeconfig=str(path),
+        context=CONTEXT,
+        server=json.loads(path.read_text())["clusters"][0]["cluster"]["server"],
+        namespace=NAMESPACE,
+    )
 
 
 @asynccontextmanager
@@ -603,7 +608,9 @@ async def test_a_cluster_is_reached_or_it_is_said_why_not(api: Api, tmp_path: Pa
     with pytest.raises(ClusterUnreachable, match=r"https://127.0.0.1:1 cannot be reached: .*refused"):
         await clusters.check(grant(api, gone))
     with pytest.raises(InputChanged, match=r"leads to https://127.0.0.1:1 now"):
-        await clusters.check(ClusterGrant(str(gone), CONTEXT, "https://127.0.0.1:2", NAMESPACE))
+        await clusters.check(
+            ClusterGrant(kubeconfig=str(gone), context=CONTEXT, server="https://127.0.0.1:2", namespace=NAMESPACE)
+        )
     assert SECRET not in str(api.asked)
 
 

@@ -83,7 +83,9 @@ def test_each_step_stands_after_the_best_that_is_there_of_what_it_can_wait_for(
 
 
 def probe(name: str, missing: dict[Feature, str] | None = None, **more: object) -> Probe:
-    return Probe(name, **{"available": True, "isolation": IsolationClass.NAMESPACES, "missing": missing or {}, **more})  # type: ignore[arg-type]
+    return Probe(
+        provider=name, **{"available": True, "isolation": IsolationClass.NAMESPACES, "missing": missing or {}, **more}
+    )  # type: ignore[arg-type]
 
 
 WEAK = "`process` gives isolation `namespaces`, and `kernel` is asked for = remove `process` from the providers"
@@ -247,7 +249,9 @@ def test_a_run_of_the_plan_has_what_was_decided_and_found(tmp_path: Path) -> Non
     probes["docker"] = probe("docker")
     facts = Facts(probes, {"fix": RunFacts(image="sha256:1", incident={"a": 1})})
     spec, _ = resolved(tmp_path, {**CODE, "providers": [*probes], "base_image": "a:1"}, policy, run=run, facts=facts)
-    cluster = ClusterSpec("kube", "context", "server", "namespace", "reads", "plug-in")
+    cluster = ClusterSpec(
+        kubeconfig="kube", context="context", server="server", namespace="namespace", access="reads", plug_in="plug-in"
+    )
     checkout = replace(spec.checkout, commit="c")
     spec = replace(spec, cluster=cluster, incident=Path("i"), max_parallel=3, checkout=checkout)
 
@@ -261,7 +265,9 @@ def test_a_run_of_the_plan_has_what_was_decided_and_found(tmp_path: Path) -> Non
     assert compiled(spec, Facts(probes))[0].values == {"task": {"branch": "b"}, "incident": {}}
     assert compiled(replace(spec, incident=None), facts)[0].values == {"task": {"branch": "b"}}
     assert run_plan.origins == {**spec.origins, **{f"policy {p.name}": p.origin for p in spec.policies}}
-    assert run_plan.cluster == PlannedCluster("context", "server", "namespace", "reads", "plug-in")
+    assert run_plan.cluster == PlannedCluster(
+        context="context", server="server", namespace="namespace", access="reads", plug_in="plug-in"
+    )
     assert run_plan.host_network == ("local",)
 
 

@@ -45,4 +45,21 @@ def test_a_step_of_no_known_kind_is_refused(small: RunPlan, kind: str) -> None:
 def small() -> RunPlan:
     lease = Step(id="lease", kind="lease", what="", phase="work", needs=(), deadline_seconds=1.0, origin="")
     none = IsolationClass.NONE
-    return RunPlan("a", "a", (), None, {}, "", ("local",), none, Limits(), None, 1.0, 1.0, (), (), {}, (lease,))
+    return RunPlan(
+        name="a",
+        group="a",
+        needs=(),
+        max_parallel=None,
+        outputs={},
+        origin="",
+        providers=("local",),
+        isolation=none,
+        limits=Limits(),
+        commit=None,
+        deadline_seconds=1.0,
+        stop_budget_seconds=1.0,
+        policies=(),
+        notes=(),
+        values={},
+        steps=(lease,),
+    )

@@ -17,7 +17,7 @@ from runner.events import events as ev
 from runner.ports.store import RunRow, Store
 from tests.conformance.conftest import OpenOn
 
-STARTED = ev.RunStarted("fix", "sha256:1", "0.1.0", {"agent": "agent"}, 60.0)
+STARTED = ev.RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={"agent": "agent"}, deadline_seconds=60.0)
 ENDED = ev.RunEnded(succeeded("done"), 0)
 
 
@@ -148,8 +148,8 @@ async def test_runs_are_listed_newest_first_with_how_they_ended(store: Store) ->
     await store.append("a", [ev.RunEnded(failed(Reason.POLICY, "x"), 3)])
 
     assert await store.runs() == [
-        RunRow("b", "fix", "running", None, "sha256:1", 1001, None),
-        RunRow("a", "fix", "failed", 3, "sha256:1", 1000, 1002),
+        RunRow(id="b", name="fix", status="running", exit_code=None, plan="sha256:1", created=1001, ended=None),
+        RunRow(id="a", name="fix", status="failed", exit_code=3, plan="sha256:1", created=1000, ended=1002),
     ]
 
 
@@ -308,7 +308,9 @@ class Leasing:
     at: int = 1_000
 
     def acquiring(self, fence: int, holder: str = "run a", *, forced: bool = False) -> ev.LeaseAcquired:
-        return ev.LeaseAcquired("w", f"w.{fence}", holder, fence, TTL, forced=forced)
+        return ev.LeaseAcquired(
+            workspace="w", lease=f"w.{fence}", holder=holder, fence=fence, ttl_seconds=TTL, forced=forced
+        )
 
     async def acquire(self, fence: int, holder: str = "run a", *, forced: bool = False) -> Fence:
         event = self.acquiring(fence, holder, forced=forced)
@@ -330,11 +332,13 @@ async def leasing(open_on: OpenOn) -> AsyncIterator[Leasing]:
 
 @pytest.mark.scenario("WSM-08")
 async def test_a_lease_says_whose_it_is_and_until_when(leasing: Leasing) -> None:
-    assert await leasing.store.lease("w") == Lease("w", 0)
+    assert await leasing.store.lease("w") == Lease(workspace="w", fence=0)
 
     await leasing.acquire(1)
 
-    assert await leasing.store.lease("w") == Lease("w", 1, "w.1", "run a", 1_000, 1_000, 1_000 + WHOLE)
+    assert await leasing.store.lease("w") == Lease(
+        workspace="w", fence=1, id="w.1", holder="run a", acquired=1_000, refreshed=1_000, expires=1_000 + WHOLE
+    )
 
 
 @pytest.mark.scenario("WSM-09")
@@ -419,7 +423,9 @@ async def release_to_another(leasing: Leasing) -> None:
 
 GUARDED: dict[str, ev.Event] = {
     "record": ev.StepEnded("agent", succeeded()),
-    "snapshot": ev.SnapshotPublished("c" * 40, "t" * 40, None, None, 1, 0, 1),
+    "snapshot": ev.SnapshotPublished(
+        commit="c" * 40, tree="t" * 40, base=None, branch=None, entries=1, ignored=0, changed=1
+    ),
     "teardown": ev.ResourceRemoved("teardown", "workspace", "w"),
     "refresh": ev.LeaseRefreshed("w", "w.1", TTL),
     "end": ENDED,
@@ -501,18 +507,26 @@ async def test_of_many_who_want_a_lease_one_gets_it(leasing: Leasing) -> None:
 async def test_numbers_of_leases_rise_while_somebody_may_hold_an_old_one(leasing: Leasing) -> None:
     """A run with a lease and no workspace yet: after somebody has broken that, its old number stays bad."""
     store = leasing.store
-    await store.append("a", [ev.LeaseAcquired("a-1", "a-1.1", "run a", 1, TTL)])
-    await store.append_to_workspace("a-1", [ev.LeaseAcquired("a-1", "a-1.2", "breaking", 2, TTL, forced=True)])
+    await store.append(
+        "a", [ev.LeaseAcquired(workspace="a-1", lease="a-1.1", holder="run a", fence=1, ttl_seconds=TTL)]
+    )
+    await store.append_to_workspace(
+        "a-1",
+        [ev.LeaseAcquired(workspace="a-1", lease="a-1.2", holder="breaking", fence=2, ttl_seconds=TTL, forced=True)],
+    )
     await store.append_to_workspace("a-1", [ev.LeaseReleased("a-1", "a-1.2")])
 
-    assert await store.lease("a-1") == Lease("a-1", 2)
+    assert await store.lease("a-1") == Lease(workspace="a-1", fence=2)
     await store.append("a", [ENDED])
     assert await store.leases() == []
 
 
 async def test_leases_are_listed_the_oldest_first_with_those_that_have_expired(leasing: Leasing) -> None:
     for workspace in ("z", "w", "b"):
-        await leasing.store.append_to_workspace(workspace, [ev.LeaseAcquired(workspace, f"{workspace}.1", "x", 1, TTL)])
+        await leasing.store.append_to_workspace(
+            workspace,
+            [ev.LeaseAcquired(workspace=workspace, lease=f"{workspace}.1", holder="x", fence=1, ttl_seconds=TTL)],
+        )
         leasing.at += WHOLE
     await leasing.store.append_to_workspace("w", [ev.LeaseReleased("w", "w.1")])
 

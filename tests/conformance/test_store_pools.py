@@ -10,14 +10,14 @@ from runner.events import events as ev
 from runner.lifecycle.pool import name_of
 from runner.ports.store import PoolRow, SlotRow, Store
 
-KEY = SlotKey("docker", "sha256:1", Limits(2.0, 1 << 30, None, 512), toolchains=("/opt/node",))
+KEY = SlotKey(provider="docker", image="sha256:1", limits=Limits(2.0, 1 << 30, None, 512), toolchains=("/opt/node",))
 POOL = PoolRow(name_of(KEY), KEY, 3)
-SLOT = SlotRow("slot-1", POOL.name, SlotState.WARMING, "keeper 7")
+SLOT = SlotRow(id="slot-1", pool=POOL.name, state=SlotState.WARMING, keeper="keeper 7")
 S = SlotState
 
 
 async def test_pools_are_replaced_together_and_resized_by_name(store: Store) -> None:
-    other = PoolRow("other", SlotKey("docker", None, Limits()), 1)
+    other = PoolRow("other", SlotKey(provider="docker", image=None, limits=Limits()), 1)
     await store.put_pools([POOL, other])
     await store.resize_pools({POOL.name: 0, "unknown": 5})
 
@@ -70,7 +70,13 @@ async def test_of_many_claims_at_once_one_succeeds(store: Store) -> None:
 @pytest.mark.scenario("LIF-04")
 async def test_hits_and_misses_of_all_journals_are_counted_by_reason(store: Store) -> None:
     assert await store.pool_counts() == {}
-    await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0), ev.PoolMissed("r-1", PoolMissReason.EMPTY)])
+    await store.append(
+        "r",
+        [
+            ev.RunStarted(name="r", plan="p", runner="0", steps={}, deadline_seconds=60.0),
+            ev.PoolMissed("r-1", PoolMissReason.EMPTY),
+        ],
+    )
     await store.append("r", [ev.PoolMissed("r-2", PoolMissReason.EMPTY), ev.PoolMissed("r-3", PoolMissReason.LIMITS)])
     await store.append_to_workspace("w", [ev.SlotClaimed("w", "slot-1")])
 
@@ -78,7 +84,7 @@ async def test_hits_and_misses_of_all_journals_are_counted_by_reason(store: Stor
 
 
 async def test_the_row_of_a_workspace_that_was_a_slot_names_it(store: Store) -> None:
-    await store.append("r", [ev.RunStarted("r", "p", "0", {}, 60.0)])
+    await store.append("r", [ev.RunStarted(name="r", plan="p", runner="0", steps={}, deadline_seconds=60.0)])
     await store.append("r", [ev.ResourceIntended("p", "workspace", "r-1", "fake")])
     await store.append("r", [ev.SlotClaimed("r-1", "slot-1"), ev.ResourceCreated("p", "workspace", "r-1")])
 

@@ -13,7 +13,7 @@ from runner.core.errors import ProjectOwned, UnknownProject
 from runner.ports.store import ProjectRow, Store
 from runner.store.sqlite import open_reader, open_store
 
-SHOP = ProjectRow("shop", "/srv/shop", True, ("AGENTS.md", ".factory/"))
+SHOP = ProjectRow(name="shop", root="/srv/shop", workspace_isolation=True, protected_paths=("AGENTS.md", ".factory/"))
 
 
 async def test_a_project_comes_back_with_the_time_of_its_last_change(store: Store) -> None:

@@ -10,7 +10,18 @@ from runner.core.model import WorkspaceStatus as S
 from runner.events import events as ev
 from runner.ports.store import Store, WorkspaceRow
 
-REQUESTED = ev.WorkspaceRequested("local", "shop", False, Limits(cpus=2.0), 1.0, None, "/p/\udcff", 7, "https://h", "b")
+REQUESTED = ev.WorkspaceRequested(
+    provider="local",
+    project="shop",
+    persistent=False,
+    limits=Limits(cpus=2.0),
+    ttl_seconds=1.0,
+    max_age_seconds=None,
+    path="/p/\udcff",
+    inode=7,
+    url="https://h",
+    branch="b",
+)
 SECOND = 1_000_000
 
 
@@ -22,11 +33,11 @@ async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
 
     assert await store.workspaces() == [
         WorkspaceRow(
-            "w",
-            "local",
-            S.PROVISIONING,
-            1_000,
-            1_001,
+            id="w",
+            provider="local",
+            status=S.PROVISIONING,
+            created=1_000,
+            used=1_001,
             expires=1_001 + 2 * SECOND,
             project="shop",
             path="/p/\udcff",
@@ -41,7 +52,7 @@ async def test_a_row_comes_back_as_its_events_say(store: Store) -> None:
 
 async def test_workspaces_of_runs_are_listed_as_well_and_the_newest_first(store: Store) -> None:
     await store.append_to_workspace("w", [REQUESTED])
-    started = ev.RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
+    started = ev.RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={}, deadline_seconds=60.0)
     intended, done = ev.ResourceIntended("p", "workspace", "a-1", "local"), ev.ResourceCreated("p", "workspace", "a-1")
     await store.append("a", [started, intended, done])
 

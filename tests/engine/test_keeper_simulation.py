@@ -30,7 +30,7 @@ from runner.store.memory import MemoryStore
 from tests.support.fake_provider import FakeProvider
 from tests.support.simulated_world import Died
 
-KEY = SlotKey("fake", None, Limits())
+KEY = SlotKey(provider="fake", image=None, limits=Limits())
 NAME = name_of(KEY)
 HOUR = 3_600.0
 
@@ -125,7 +125,7 @@ class World:
 
     async def claim(self, id: str) -> None:
         """A run from its wish to its end, or to its recovery."""
-        process, request = Process(), WorkspaceRequest(id, "run", self.store.nonce)
+        process, request = Process(), WorkspaceRequest(id=id, run="run", nonce=self.store.nonce)
         async with trio.open_nursery() as nursery:
             if self.luck.random() < 0.3:
                 nursery.start_soon(self._die_later, process)

@@ -21,7 +21,7 @@ from runner.ports.store import PoolRow, SlotRow
 from runner.store.memory import MemoryStore
 from tests.support.fake_provider import FakeProvider, FakeSlot
 
-KEY = SlotKey("fake", None, Limits())
+KEY = SlotKey(provider="fake", image=None, limits=Limits())
 NAME = name_of(KEY)
 
 
@@ -70,7 +70,7 @@ class Scene:
         return await self.keeper.claim(key, self.request(workspace), deliver)
 
     def request(self, workspace: str) -> WorkspaceRequest:
-        return WorkspaceRequest(workspace, "run", self.store.nonce)
+        return WorkspaceRequest(id=workspace, run="run", nonce=self.store.nonce)
 
     async def states(self) -> list[str]:
         return [slot.state.value for slot in await self.store.slots()]
@@ -211,8 +211,14 @@ async def test_a_workspace_that_is_there_already_is_not_taken_over(scene: Scene,
 
 async def test_a_slot_of_another_kind_is_given_to_nobody(scene: Scene, autojump_clock: MockClock) -> None:
     async with scene.kept(1):
-        assert await scene.claim("run-1", SlotKey("fake", None, Limits(pids=7))) is PoolMissReason.LIMITS
-        assert await scene.claim("run-1", SlotKey("fake", None, Limits(), policy="strict")) is PoolMissReason.POLICY
+        assert (
+            await scene.claim("run-1", SlotKey(provider="fake", image=None, limits=Limits(pids=7)))
+            is PoolMissReason.LIMITS
+        )
+        assert (
+            await scene.claim("run-1", SlotKey(provider="fake", image=None, limits=Limits(), policy="strict"))
+            is PoolMissReason.POLICY
+        )
 
         assert await scene.states() == ["ready"]
 
@@ -225,7 +231,7 @@ async def test_what_a_dead_keeper_left_is_cleared_and_what_became_a_workspace_st
         assert await scene.claim("run-1") is None
     for state, number in ((SlotState.WARMING, 7), (SlotState.READY, 8)):
         handle = await provider.create(scene.request(f"slot-{number}"))
-        await store.put_slot(SlotRow(handle.id, NAME, state, "dead"))
+        await store.put_slot(SlotRow(id=handle.id, pool=NAME, state=state, keeper="dead"))
 
     assert await clear(store, [provider], dry_run=True) == {"slot-7": None, "slot-8": None}
     assert await clear(store, [provider]) == {"slot-7": None, "slot-8": None}

@@ -78,7 +78,7 @@ def with_script(machine: Machine, script: str, *, seconds: float = 20.0) -> Call
     """The plan, with another triage script in the skill and another limit."""
     path = machine.project.folder / "triage.sh"
     path.write_text(f"#!/bin/bash\n{script}\n")
-    file = ContextFile(path, sha256(path.read_bytes()).hexdigest(), path.stat().st_size)
+    file = ContextFile(path=path, sha256=sha256(path.read_bytes()).hexdigest(), size=path.stat().st_size)
 
     def alter(plan: RunPlan) -> RunPlan:
         bodies = {step.id: step.body for step in plan.steps}

@@ -243,7 +243,7 @@ async def test_each_stop_stage_has_its_time_and_its_reason(
     assert ended.record.exit_code == code
     kinds = [type(event) for event in ended.events]
     last = max((i for i, kind in enumerate(kinds) if kind is ev.StopStageReached), default=0)
-    assert last < ended.events.index(ev.StepEnded("agent", ended.outcome("agent") or Outcome(Status.UNKNOWN)))
+    assert last < ended.events.index(ev.StepEnded("agent", ended.outcome("agent") or Outcome(status=Status.UNKNOWN)))
     assert ended.record.saved_work is not None
     assert kinds.count(ev.RunEnded) == 1
 
@@ -311,7 +311,7 @@ async def test_a_hook_that_settling_has_no_time_for_is_killed_for_the_stop_budge
     assert hook[-1] == ("post_hook", KILL, StopReason.STOP_BUDGET, 30, 0)
     assert hook[:-1] in ([], [("post_hook", TERM, StopReason.STOP_BUDGET, 30, 0)])
     assert ended.outcome("post_hook") == Outcome(
-        Status.FAILED, Reason.TIMEOUT, "stopped when the stop budget was used up"
+        status=Status.FAILED, reason=Reason.TIMEOUT, message="stopped when the stop budget was used up"
     )
     assert ended.record.saved_work is not None
 
@@ -370,7 +370,7 @@ async def test_a_sandbox_killed_for_its_memory_fails_the_step_and_not_the_platfo
         others={"setup": starved if killed == "setup" else Scripted()},
     )
 
-    assert ended.outcome(killed) == Outcome(Status.FAILED, Reason.OOM, "it was killed whole")
+    assert ended.outcome(killed) == Outcome(status=Status.FAILED, reason=Reason.OOM, message="it was killed whole")
     assert (ended.record.status, ended.record.exit_code) == (Status.FAILED, 1)
 
 
@@ -378,7 +378,7 @@ async def test_nothing_runs_in_a_sandbox_that_was_lost(stopping: Stopping, mock_
     """A hook follows its agent also then: in a new opening."""
     ended = await stopping.run(LOST, type="post_hooks: [hook]", others={"hook": Scripted()})
 
-    assert ended.outcome("post_hook") == Outcome(Status.SUCCEEDED, message="1 hook")
+    assert ended.outcome("post_hook") == Outcome(status=Status.SUCCEEDED, message="1 hook")
     assert ended.openings == 2
 
 
@@ -402,7 +402,9 @@ async def test_a_workspace_that_can_not_be_opened_is_the_platform_s_failure(
 
     record = await stopping.machine.run()
 
-    assert record.outcome == Outcome(Status.FAILED, Reason.PLATFORM, "agent: provider.workspace-lost: it is gone")
+    assert record.outcome == Outcome(
+        status=Status.FAILED, reason=Reason.PLATFORM, message="agent: provider.workspace-lost: it is gone"
+    )
     assert record.saved_work is not None
 
 

@@ -67,7 +67,7 @@ def frames(channel: socket.socket) -> Iterator[Frame]:
 def played(program: Path, machine: str, *argv: str) -> tuple[bytes, int]:
     """What a command behind the guest printed, and its wait status, once all of it has ended."""
     printed, ended = b"", 0
-    request = framing.Request(argv, env={})
+    request = framing.Request(argv=argv, env={})
     with running(program, machine) as channel:
         channel.sendall(framing.hello(bytes(range(16))) + framing.frame(Type.READY) + framing.execute(1, request))
         for frame in frames(channel):

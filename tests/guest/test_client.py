@@ -40,7 +40,7 @@ from tests.support.fake_guest import PIPE, FakeGuest, Played, Refused, Script, h
 
 GRACE = 10.0
 CONTENT = os.urandom(1 << 20)
-REQUEST = Request(["command"], {})
+REQUEST = Request(argv=["command"], env={})
 
 
 def pair() -> tuple[trio.SocketStream, trio.SocketStream]:
@@ -191,7 +191,7 @@ async def test_several_tasks_may_wait() -> None:
 
 async def test_a_request_arrives_and_the_shield_is_known() -> None:
     async with opened_place(ends) as place:
-        async with place.client.exec(Request(["a", "b c"], {"N": "v=w"}, "/there"), grace=0) as command:
+        async with place.client.exec(Request(argv=["a", "b c"], env={"N": "v=w"}, cwd="/there"), grace=0) as command:
             await command.wait()
         played = place.guest.played[0]
 
@@ -386,7 +386,7 @@ async def test_a_command_that_is_not_started_is_a_failure_of_the_provider(
 async def test_a_request_that_cannot_be_sent_is_a_failure_of_the_provider() -> None:
     async with opened_place(ends) as place:
         with pytest.raises(ProviderFailed, match="a word of the command or of its environment holds a NUL"):
-            async with place.client.exec(Request(["a", "\0"], {}), grace=0):
+            async with place.client.exec(Request(argv=["a", "\0"], env={}), grace=0):
                 pass
         assert place.guest.played == []
 
@@ -480,7 +480,7 @@ async def test_nothing_waits_for_the_start() -> None:
     async with raw_place() as (client, raw), client.exec(REQUEST, grace=GRACE) as command:
         await command.stdin.aclose()
         heard = [frame.type for frame in await raw.hear(Type.EOF)]
-        await raw.say(state(1, State(Phase.GONE)), eof(0), eof(0, stream=STDERR))
+        await raw.say(state(1, State(phase=Phase.GONE)), eof(0), eof(0, stream=STDERR))
 
         assert heard[-2:] == [Type.EXEC, Type.EOF]
         assert (await command.wait()).ok
@@ -489,7 +489,7 @@ async def test_nothing_waits_for_the_start() -> None:
 async def test_a_command_that_was_cancelled_before_it_started_is_ended_too(autojump_clock: MockClock) -> None:
     async with raw_place() as (client, raw), trio.open_nursery() as nursery:
         with trio.move_on_after(1):
-            gone = state(1, State(Phase.GONE, serial=1, marks=Mark.UNKNOWN))
+            gone = state(1, State(phase=Phase.GONE, serial=1, marks=Mark.UNKNOWN))
             nursery.start_soon(raw.answer, Type.SIGNAL, gone, eof(0), eof(0, stream=STDERR))
             async with client.exec(REQUEST, grace=GRACE) as command:
                 await command.started()
@@ -598,7 +598,7 @@ async def test_an_error_in_the_block_comes_out_as_it_is() -> None:
             raise KeyError
 
 
-@pytest.mark.parametrize("says", [b"", hello(), hello() + state(1, State(Phase.RUNNING))[:20]], ids=len)
+@pytest.mark.parametrize("says", [b"", hello(), hello() + state(1, State(phase=Phase.RUNNING))[:20]], ids=len)
 async def test_a_guest_that_does_not_finish_its_greeting_is_lost_after_ten_seconds(
     autojump_clock: MockClock, says: bytes
 ) -> None:
@@ -685,16 +685,16 @@ async def raw_place(greeting: bytes = hello() + ready(), connections: int = 1) -
 async def raw_command(connections: int = 1) -> AsyncIterator[tuple[Command, Raw, Guest]]:
     """Command 1 runs, listener 2 listens."""
     async with raw_place(connections=connections) as (client, raw), trio.open_nursery() as nursery:
-        nursery.start_soon(raw.answer, Type.EXEC, state(1, State(Phase.RUNNING, pid=7)))
+        nursery.start_soon(raw.answer, Type.EXEC, state(1, State(phase=Phase.RUNNING, pid=7)))
         async with client.exec(REQUEST, grace=0) as command:
             await command.started()
-            nursery.start_soon(raw.answer, Type.LISTEN, state(2, State(Phase.RUNNING, pid=80)))
+            nursery.start_soon(raw.answer, Type.LISTEN, state(2, State(phase=Phase.RUNNING, pid=80)))
             async with client.listen(0, serve_nothing):
                 yield command, raw, client
 
 
 def exited(status: int = 0, **more: int) -> bytes:
-    return state(1, State(Phase.EXITED, pid=7, status=status, **more))
+    return state(1, State(phase=Phase.EXITED, pid=7, status=status, **more))
 
 
 def data(offset: int, size: int = 1, id: int = 1, stream: int = STDOUT) -> bytes:
@@ -713,9 +713,9 @@ def only(kind: Type, id: int = 0, stream: int = 0, payload: bytes = b"") -> list
     return [framing.frame(kind, id, payload, stream=stream)]
 
 
-RUNNING = state(1, State(Phase.RUNNING, pid=7))
-GONE = state(1, State(Phase.GONE, pid=7))
-FAILED = state(1, State(Phase.FAILED, status=2, stage=Stage.EXEC))
+RUNNING = state(1, State(phase=Phase.RUNNING, pid=7))
+GONE = state(1, State(phase=Phase.GONE, pid=7))
+FAILED = state(1, State(phase=Phase.FAILED, status=2, stage=Stage.EXEC))
 GREETINGS = {
     "READY first": (only(Type.READY), "a READY came out of place"),
     "STATE first": ([RUNNING], "a STATE came out of place"),
@@ -734,9 +734,9 @@ BREACHES = {
     "PING": (only(Type.PING, payload=bytes(8)), "a PING came out of place"),
     "PONG without PING": (only(Type.PONG, payload=bytes(8)), "a PONG without a PING"),
     "a stream of RESET": (only(Type.RESET, 1, 1), "a RESET names a stream"),
-    "STATE of an unknown id": ([state(3, State(Phase.RUNNING))], "a frame is about what was never opened"),
-    "STATE of id 0": ([state(0, State(Phase.RUNNING))], "a frame is about what was never opened"),
-    "STATE of a connection": ([opened(RELAY + 1, 2), state(RELAY + 1, State(Phase.GONE))], "what has none"),
+    "STATE of an unknown id": ([state(3, State(phase=Phase.RUNNING))], "a frame is about what was never opened"),
+    "STATE of id 0": ([state(0, State(phase=Phase.RUNNING))], "a frame is about what was never opened"),
+    "STATE of a connection": ([opened(RELAY + 1, 2), state(RELAY + 1, State(phase=Phase.GONE))], "what has none"),
     "DATA of an unknown id": ([data(0, id=3)], "a frame is about what was never opened"),
     "DATA of an unknown connection": ([data(0, id=RELAY + 1)], "a frame is about what was never opened"),
     "a phase goes down": ([exited(), RUNNING], "a state goes back, or comes twice"),
@@ -803,7 +803,7 @@ def list_of(*frames: bytes, nonce: bytes = b"the fake guest's") -> list[bytes]:
     return [hello(nonce), *frames, ready()]
 
 
-LISTENING = state(2, State(Phase.RUNNING, pid=80))
+LISTENING = state(2, State(phase=Phase.RUNNING, pid=80))
 RESUMPTIONS = {
     "another guest": (list_of(nonce=bytes(16)), "another guest answers"),
     "a command is missing": (list_of(LISTENING), "the guest has forgotten a channel that it should keep"),
@@ -855,9 +855,9 @@ async def test_a_flood_of_small_frames_leaves_others_their_turns() -> None:
 async def test_a_guest_that_does_not_read_the_answers_that_it_causes_is_not_read(autojump_clock: MockClock) -> None:
     async with raw_place() as (client, raw):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(raw.answer, Type.LISTEN, state(1, State(Phase.RUNNING)))
+            nursery.start_soon(raw.answer, Type.LISTEN, state(1, State(phase=Phase.RUNNING)))
             async with client.listen(0, serve_nothing):
-                nursery.start_soon(raw.answer, Type.SIGNAL, state(1, State(Phase.GONE, serial=1)))
+                nursery.start_soon(raw.answer, Type.SIGNAL, state(1, State(phase=Phase.GONE, serial=1)))
         with trio.move_on_after(1) as patience:
             for at in range(1, 1_000_000):
                 await raw.say(opened(RELAY + at, 1))
@@ -887,7 +887,7 @@ async def test_small_frames_overtake_streams_and_streams_take_turns() -> None:
         stdins = []
         async with trio.open_nursery() as nursery:
             for id in (1, 2, 3):
-                nursery.start_soon(raw.answer, Type.EXEC, state(id, State(Phase.RUNNING)))
+                nursery.start_soon(raw.answer, Type.EXEC, state(id, State(phase=Phase.RUNNING)))
                 command = await commands.enter_async_context(client.exec(REQUEST, grace=0))
                 await command.started()
                 stdins.append(command.stdin)
@@ -972,7 +972,7 @@ async def test_a_connection_that_is_reset_inside_ends_quietly() -> None:
         await relayed.receive_some(1)
 
     async with raw_place() as (client, raw), trio.open_nursery() as nursery:
-        nursery.start_soon(raw.answer, Type.LISTEN, state(1, State(Phase.RUNNING)))
+        nursery.start_soon(raw.answer, Type.LISTEN, state(1, State(phase=Phase.RUNNING)))
         async with client.listen(0, waits):
             await raw.say(opened(RELAY + 1, 1))
             await wait_all_tasks_blocked()
@@ -998,7 +998,7 @@ async def test_connections_end_with_their_listener() -> None:
 
 async def test_a_port_that_cannot_be_had_is_a_failure_of_the_provider() -> None:
     async with raw_place() as (client, raw), trio.open_nursery() as nursery:
-        failed = state(1, State(Phase.FAILED, status=errno.EADDRINUSE, stage=Stage.LISTEN))
+        failed = state(1, State(phase=Phase.FAILED, status=errno.EADDRINUSE, stage=Stage.LISTEN))
         nursery.start_soon(raw.answer, Type.LISTEN, failed)
         with pytest.raises(ProviderFailed, match="the port cannot be listened on: Address already in use"):
             async with client.listen(80, serve_nothing):
@@ -1161,7 +1161,7 @@ async def test_what_was_let_go_meanwhile_is_forgotten_on_return() -> None:
     """A command whose ``FORGET`` was lost, and a connection that nobody serves any more."""
     async with raw_place(connections=2) as (client, raw):
         async with trio.open_nursery() as nursery:
-            gone = state(1, State(Phase.GONE))
+            gone = state(1, State(phase=Phase.GONE))
             nursery.start_soon(raw.answer, Type.EXEC, gone, eof(0), eof(0, stream=STDERR))
             async with client.exec(REQUEST, grace=GRACE) as command:
                 await command.wait()

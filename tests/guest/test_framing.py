@@ -87,14 +87,14 @@ def test_signals_ports_and_greetings_come_back(id: int, serial: int, number: int
 def test_a_request_comes_back(
     argv: list[str], env: dict[str, str], cwd: str, limits: dict[int, tuple[int, int]]
 ) -> None:
-    [(*head, payload)] = parse(framing.execute(7, Request(argv, env, cwd, limits=limits)))
+    [(*head, payload)] = parse(framing.execute(7, Request(argv=argv, env=env, cwd=cwd, limits=limits)))
 
     assert head == [Type.EXEC, 7, 1]
     assert fake_guest.words_of(payload) == (cwd, argv, env)
 
 
 def test_a_long_request_goes_in_pieces_of_which_only_the_last_is_marked() -> None:
-    frames = parse(framing.execute(7, Request(["x" * (2 * MAX_PAYLOAD)], {})))
+    frames = parse(framing.execute(7, Request(argv=["x" * (2 * MAX_PAYLOAD)], env={})))
 
     assert [(id, last) for _, id, last, _ in frames] == [(7, 0), (7, 0), (7, 1)]
     assert fake_guest.words_of(b"".join(payload for *_, payload in frames))[1] == ["x" * (2 * MAX_PAYLOAD)]
@@ -103,10 +103,10 @@ def test_a_long_request_goes_in_pieces_of_which_only_the_last_is_marked() -> Non
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request(["a\0b"], {}), "holds a NUL"),
-        (Request(["a"], {"N": "\0"}), "holds a NUL"),
-        (Request(["a"], {}, "/\0"), "holds a NUL"),
-        (Request(["x" * MAX_REQUEST], {}), f"at most {MAX_REQUEST} can be sent"),
+        (Request(argv=["a\0b"], env={}), "holds a NUL"),
+        (Request(argv=["a"], env={"N": "\0"}), "holds a NUL"),
+        (Request(argv=["a"], env={}, cwd="/\0"), "holds a NUL"),
+        (Request(argv=["x" * MAX_REQUEST], env={}), f"at most {MAX_REQUEST} can be sent"),
     ],
     ids=["NUL in argv", "NUL in env", "NUL in cwd", "too long"],
 )
@@ -119,10 +119,10 @@ def test_each_cut_of_a_recorded_stream_gives_the_same_frames() -> None:
     recorded = b"".join(
         [
             fake_guest.hello(),
-            fake_guest.state(1, framing.State(framing.Phase.RUNNING, pid=7)),
+            fake_guest.state(1, framing.State(phase=framing.Phase.RUNNING, pid=7)),
             framing.data(1, 1, 0, b"some output"),
             framing.offset(Type.EOF, 1, 1, 11),
-            framing.execute(2, Request(["true"], {"A": "b"})),
+            framing.execute(2, Request(argv=["true"], env={"A": "b"})),
             fake_guest.ready(),
         ]
     )

@@ -292,7 +292,7 @@ def test_a_thousand_commands_at_once_all_end_as_they_should(guest: Host) -> None
 
 
 def violations() -> Iterator[tuple[str, bytes]]:
-    run = framing.execute(1, Request(["sleep", "1000"], {"PATH": PATH}))
+    run = framing.execute(1, Request(argv=["sleep", "1000"], env={"PATH": PATH}))
     yield "unknown type", frame(15)  # type: ignore[arg-type]
     yield "type 0", frame(0)  # type: ignore[arg-type]
     yield "stream 3", frame(Type.PING, payload=bytes(8), stream=3)
@@ -304,7 +304,7 @@ def violations() -> Iterator[tuple[str, bytes]]:
     yield "HELLO again", framing.hello(NONCE)
     yield "READY again", frame(Type.READY)
     yield "a guest's frame", frame(Type.PONG, payload=bytes(8))
-    yield "an id of the guest", framing.execute(RELAY | 1, Request(["true"], {}))
+    yield "an id of the guest", framing.execute(RELAY | 1, Request(argv=["true"], env={}))
     yield "an id that is taken", run + run
     yield "a port that is none", framing.listen(1, 65536)
     yield "two requests at once", frame(Type.EXEC, 1, b"x") + frame(Type.EXEC, 2, b"x")

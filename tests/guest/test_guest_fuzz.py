@@ -59,7 +59,7 @@ def few_processes() -> None:
 
 
 def request(dice: random.Random) -> Request:
-    return Request(dice.choice(COMMANDS), {"PATH": "/usr/bin:/bin"}, limits={resource.RLIMIT_CPU: (5, 5)})
+    return Request(argv=dice.choice(COMMANDS), env={"PATH": "/usr/bin:/bin"}, limits={resource.RLIMIT_CPU: (5, 5)})
 
 
 def likely(dice: random.Random) -> bytes:

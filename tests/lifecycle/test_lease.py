@@ -10,18 +10,30 @@ from runner.events.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 
 SECOND = 1_000_000
-FREE = Lease("w", 4)
-HELD = Lease("w", 5, "w.5", "run a", 10 * SECOND, 20 * SECOND, 100 * SECOND)
+FREE = Lease(workspace="w", fence=4)
+HELD = Lease(
+    workspace="w", fence=5, id="w.5", holder="run a", acquired=10 * SECOND, refreshed=20 * SECOND, expires=100 * SECOND
+)
 END = HELD.expires
 REFRESHED = LeaseRefreshed("w", "w.5", 60.0)
 
 
 def lease(fence: int, holder: str, acquired: int, refreshed: int) -> Lease:
-    return Lease("w", fence, f"w.{fence}", holder, acquired, refreshed, refreshed + 60 * SECOND)
+    return Lease(
+        workspace="w",
+        fence=fence,
+        id=f"w.{fence}",
+        holder=holder,
+        acquired=acquired,
+        refreshed=refreshed,
+        expires=refreshed + 60 * SECOND,
+    )
 
 
 def acquired(fence: int, *, forced: bool = False) -> LeaseAcquired:
-    return LeaseAcquired("w", f"w.{fence}", "run b", fence, 60.0, forced=forced)
+    return LeaseAcquired(
+        workspace="w", lease=f"w.{fence}", holder="run b", fence=fence, ttl_seconds=60.0, forced=forced
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,8 +44,10 @@ def acquired(fence: int, *, forced: bool = False) -> LeaseAcquired:
         pytest.param(HELD, acquired(6), END, lease(6, "run b", END, END), id="taken over"),
         pytest.param(HELD, acquired(6, forced=True), 7, lease(6, "run b", 7, 7), id="of a dead holder"),
         pytest.param(HELD, REFRESHED, END - 1, lease(5, "run a", 10 * SECOND, END - 1), id="refreshed at the last"),
-        pytest.param(HELD, LeaseReleased("w", "w.5"), 7, Lease("w", 5), id="released"),
-        pytest.param(HELD, LeaseReleased("w", "w.5"), END, Lease("w", 5), id="released late, and nobody came"),
+        pytest.param(HELD, LeaseReleased("w", "w.5"), 7, Lease(workspace="w", fence=5), id="released"),
+        pytest.param(
+            HELD, LeaseReleased("w", "w.5"), END, Lease(workspace="w", fence=5), id="released late, and nobody came"
+        ),
     ],
 )
 def test_an_event_makes_a_row(row: Lease, event: LeaseEvent, at: int, after: Lease) -> None:
@@ -81,7 +95,7 @@ def test_only_the_holder_may_write_while_its_lease_lives(row: Lease, fence: Fenc
 
 
 def test_nobody_has_a_workspace_that_was_never_leased() -> None:
-    assert free("w") == Lease("w", 0)
+    assert free("w") == Lease(workspace="w", fence=0)
 
 
 @pytest.mark.parametrize(

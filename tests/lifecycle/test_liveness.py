@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from runner.lifecycle.liveness import BEAT, DEAD_AFTER, is_dead
 from runner.ports.store import RunnerRow
 
-HERE = RunnerRow("here", "one", "boot-1", "8:1", 7, 70)
+HERE = RunnerRow(id="here", host="one", boot="boot-1", home="8:1", pid=7, ticks=70)
 NOW = 1_000_000_000
 
 
@@ -18,7 +18,7 @@ def heard(seconds: float, runner: RunnerRow) -> RunnerRow:
 
 
 SAME = replace(HERE, id="a")
-OTHER_HOST = RunnerRow("a", "two", "boot-2", "8:9", 7, 70)
+OTHER_HOST = RunnerRow(id="a", host="two", boot="boot-2", home="8:9", pid=7, ticks=70)
 OTHER_HOME = replace(SAME, home="8:2")
 
 

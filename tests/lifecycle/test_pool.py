@@ -14,13 +14,13 @@ from runner.core.model import Limits, PoolMissReason, SlotKey, SlotState
 from runner.lifecycle.pool import BACK_OFF, MAX_AGE, NEXT, Failures, decide, name_of, read_key, why_missed
 from runner.ports.store import SlotRow
 
-KEY = SlotKey("docker", "sha256:1", Limits(2, 1 << 30, None, 512), policy="p")
+KEY = SlotKey(provider="docker", image="sha256:1", limits=Limits(2, 1 << 30, None, 512), policy="p")
 NOW = round(20 * 86_400e6)
 S = SlotState
 
 
 def slot(id: str, state: SlotState = S.READY, *, pool: str = "a", age: float = 0.0) -> SlotRow:
-    return SlotRow(id, pool, state, "keeper", NOW - round(age * 1e6))
+    return SlotRow(id=id, pool=pool, state=state, keeper="keeper", created=NOW - round(age * 1e6))
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,33 @@ def step(id: str, *needs: str) -> Step:
 def plan_of(*names: str) -> RunPlan:
     """Steps in a chain, as they follow each other."""
     steps = tuple(step(name, *names[max(i - 1, 0) : i]) for i, name in enumerate(names))
-    plain = ("r", "r", (), None, {}, "", ("local",), IsolationClass.NONE, Limits(), None, 1.0, 1.0, (), (), {})
-    return RunPlan(*plain, steps)
+    return RunPlan(
+        name="r",
+        group="r",
+        needs=(),
+        max_parallel=None,
+        outputs={},
+        origin="",
+        providers=("local",),
+        isolation=IsolationClass.NONE,
+        limits=Limits(),
+        commit=None,
+        deadline_seconds=1.0,
+        stop_budget_seconds=1.0,
+        policies=(),
+        notes=(),
+        values={},
+        steps=steps,
+    )
 
 
 PLAN = plan_of(*ORDER)
 KEYS = {name: parts({"x": 1}) for name in ORDER}
-DONE = {name: StepRecord(name, Status.SUCCEEDED, succeeded()) for name in ORDER}
+DONE = {name: StepRecord(kind=name, status=Status.SUCCEEDED, outcome=succeeded()) for name in ORDER}
 
 
 def ended(name: str, outcome: Outcome) -> dict[str, StepRecord]:
-    return {**DONE, name: StepRecord(name, outcome.status, outcome)}
+    return {**DONE, name: StepRecord(kind=name, status=outcome.status, outcome=outcome)}
 
 
 def reasons(plan: RunPlan, earlier: Earlier, **changed: int) -> dict[str, str]:
@@ -68,8 +84,8 @@ def test_what_succeeded_and_is_the_same_is_taken_over_and_the_workspace_made_ane
 def test_a_step_that_has_to_run_takes_along_what_needs_it_and_all_that_is_saved_with_it(
     name: str, first: str, how: str
 ) -> None:
-    outcomes = {"failed": failed(Reason.EXIT, "exited 3"), "skipped": Outcome(Status.SKIPPED)}
-    steps = ended(name, outcomes[how]) if how in outcomes else {**DONE, name: StepRecord(name)}
+    outcomes = {"failed": failed(Reason.EXIT, "exited 3"), "skipped": Outcome(status=Status.SKIPPED)}
+    steps = ended(name, outcomes[how]) if how in outcomes else {**DONE, name: StepRecord(kind=name)}
     told = reasons(PLAN, OLD, **{name: 2}) if how == "changed" else reasons(PLAN, replace(OLD, steps=steps))
 
     assert ran(told) == ["provision", *ORDER[ORDER.index(first) :]]

@@ -16,7 +16,26 @@ from runner.ports.store import WorkspaceRow
 DAY = 86_400
 SECOND = 1_000_000
 REQUESTED = ev.WorkspaceRequested(
-    *("local", "shop", False, Limits(pids=5), 30.0, None, "/p", 7, "https://h/r", "main", Limits(cpus=2), "sha256:1")
+    **dict(
+        zip(
+            ev.WorkspaceRequested.__struct_fields__,
+            (
+                "local",
+                "shop",
+                False,
+                Limits(pids=5),
+                30.0,
+                None,
+                "/p",
+                7,
+                "https://h/r",
+                "main",
+                Limits(cpus=2),
+                "sha256:1",
+            ),
+            strict=True,
+        )
+    )
 )
 LIFE = (S.CREATING, S.PROVISIONING, S.READY, S.STOPPING, S.STOPPED, S.READY, S.DESTROYING, S.DESTROYED)
 
@@ -53,11 +72,11 @@ def test_every_status_can_be_left_for_destroyed() -> None:
 
 def test_a_request_is_the_whole_row() -> None:
     assert row(REQUESTED) == WorkspaceRow(
-        "w",
-        "local",
-        S.CREATING,
-        0,
-        0,
+        id="w",
+        provider="local",
+        status=S.CREATING,
+        created=0,
+        used=0,
         expires=30 * SECOND,
         project="shop",
         path="/p",
@@ -79,7 +98,14 @@ def test_a_request_is_the_whole_row() -> None:
     ],
 )
 def test_using_a_workspace_moves_its_end(persistent: bool, most: float | None, expires: int | None) -> None:
-    requested = ev.WorkspaceRequested("local", "default", persistent, Limits(), 30.0, most)
+    requested = ev.WorkspaceRequested(
+        provider="local",
+        project="default",
+        persistent=persistent,
+        limits=Limits(),
+        ttl_seconds=30.0,
+        max_age_seconds=most,
+    )
 
     used = row(requested, ev.WorkspaceUsed(30.0, most))
 
@@ -87,7 +113,11 @@ def test_using_a_workspace_moves_its_end(persistent: bool, most: float | None, e
 
 
 def test_what_is_known_later_comes_to_the_row() -> None:
-    found = row(REQUESTED, ev.BaseCommitRecorded("b" * 40), ev.WorkspaceSaved(SavedWork("c" * 40, None, None, 0, 0)))
+    found = row(
+        REQUESTED,
+        ev.BaseCommitRecorded("b" * 40),
+        ev.WorkspaceSaved(SavedWork(commit="c" * 40, patch=None, patch_sha256=None, patch_bytes=0, changed=0)),
+    )
 
     assert (found.base, found.snapshot) == ("b" * 40, "c" * 40)
 
@@ -105,7 +135,7 @@ def test_a_workspace_of_a_run_follows_its_effects() -> None:
         ev.ResourceCreated("provision", "workspace", "r-1"),
     )
     found = fold(fold(None, "r", 0, intended), "r", 1, done)
-    assert found == WorkspaceRow("r-1", "local", S.READY, 0, 1, run="r")
+    assert found == WorkspaceRow(id="r-1", provider="local", status=S.READY, created=0, used=1, run="r")
     found = fold(found, "r", 2, ev.ResourceIntended("provision", "workspace", "r-1", "process"))
     assert (found.provider, found.status) == ("process", S.CREATING)
     found = fold(found, "r", 3, ev.ResourceRemovalStarted("teardown", "workspace", "r-1"))
@@ -144,8 +174,26 @@ def test_a_change_of_status_and_a_slot_come_to_the_row() -> None:
 
 
 def test_a_request_without_limits_has_none_and_one_that_lasts_has_no_end() -> None:
-    lasting = row(ev.WorkspaceRequested("local", "default", True, Limits(), 30.0, 10.0))
-    aged = row(ev.WorkspaceRequested("local", "default", False, Limits(), 30.0, 10.0))
+    lasting = row(
+        ev.WorkspaceRequested(
+            provider="local",
+            project="default",
+            persistent=True,
+            limits=Limits(),
+            ttl_seconds=30.0,
+            max_age_seconds=10.0,
+        )
+    )
+    aged = row(
+        ev.WorkspaceRequested(
+            provider="local",
+            project="default",
+            persistent=False,
+            limits=Limits(),
+            ttl_seconds=30.0,
+            max_age_seconds=10.0,
+        )
+    )
 
     assert (lasting.limits, lasting.expires, aged.expires) == (None, None, 10 * SECOND)
 
@@ -158,7 +206,10 @@ def test_a_refused_change_names_the_workspace_and_what_to_do() -> None:
 
 def made(*ids: str, run: str | None = None) -> list[WorkspaceRow]:
     """Newest first; the later in the list the longer idle."""
-    return [WorkspaceRow(id, "local", S.READY, 0, -number, run=run) for number, id in enumerate(ids)]
+    return [
+        WorkspaceRow(id=id, provider="local", status=S.READY, created=0, used=-number, run=run)
+        for number, id in enumerate(ids)
+    ]
 
 
 def test_there_is_room_up_to_the_limit_and_the_first_have_it() -> None:

@@ -48,12 +48,20 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
         ),
         pytest.param(
             changed((("runs", 0, "steps", 0, "body", "commands", 0), ["sh", "-c", "npm install"])),
-            [Change("~", "fix.setup.commands[0]", ["sh", "-c", "npm ci"], ["sh", "-c", "npm install"], "a.yaml:9")],
+            [
+                Change(
+                    sign="~",
+                    where="fix.setup.commands[0]",
+                    old=["sh", "-c", "npm ci"],
+                    new=["sh", "-c", "npm install"],
+                    origin="a.yaml:9",
+                )
+            ],
             id="a command, whole",
         ),
         pytest.param(
             changed((("runs", 0, "steps", 0, "body", "commands"), [["make"], ["sh", "-c", "npm ci"]])),
-            [Change("+", "fix.setup.commands[0]", None, ["make"], "a.yaml:9")],
+            [Change(sign="+", where="fix.setup.commands[0]", old=None, new=["make"], origin="a.yaml:9")],
             id="one more in front",
         ),
         pytest.param(
@@ -61,7 +69,7 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
                 (("runs", 0, "steps", 0, "body", "policies", 0, "max"), 2),
                 (("runs", 0, "steps", 1, "body", "policies", 0, "max"), 2),
             ),
-            [Change("~", "fix.setup.policies[0].max", 1, 2, "a.yaml:9")],
+            [Change(sign="~", where="fix.setup.policies[0].max", old=1, new=2, origin="a.yaml:9")],
             id="the same change in several steps once",
         ),
         pytest.param(
@@ -78,22 +86,22 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
         ),
         pytest.param(
             changed((("runs", 0, "commit"), "def")),
-            [Change("~", "fix.commit", "abc", "def", "a.yaml:1")],
+            [Change(sign="~", where="fix.commit", old="abc", new="def", origin="a.yaml:1")],
             id="of a run",
         ),
         pytest.param(
             changed((("runs", 0, "steps"), [SAVE])),
-            [Change("-", "fix.setup", "npm ci", None, "a.yaml:9")],
+            [Change(sign="-", where="fix.setup", old="npm ci", new=None, origin="a.yaml:9")],
             id="a step less",
         ),
         pytest.param(
             changed((("runs", 0, "steps"), [STEP, SAVE, {**STEP, "id": "more", "what": "it"}])),
-            [Change("+", "fix.more", None, "it", "a.yaml:9")],
+            [Change(sign="+", where="fix.more", old=None, new="it", origin="a.yaml:9")],
             id="a step more",
         ),
         pytest.param(
             changed((("runs", 0, "steps", 0, "body", "commands"), [])),
-            [Change("-", "fix.setup.commands[0]", ["sh", "-c", "npm ci"], None, "a.yaml:9")],
+            [Change(sign="-", where="fix.setup.commands[0]", old=["sh", "-c", "npm ci"], new=None, origin="a.yaml:9")],
             id="a command less",
         ),
         pytest.param(
@@ -102,17 +110,21 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
                 (("runs", 0, "steps", 1, "body", "policies", 0, "max"), 3),
             ),
             [
-                Change("~", "fix.setup.policies[0].max", 1, 2, "a.yaml:9"),
-                Change("~", "fix.save.policies[0].max", 1, 3, "defaults"),
+                Change(sign="~", where="fix.setup.policies[0].max", old=1, new=2, origin="a.yaml:9"),
+                Change(sign="~", where="fix.save.policies[0].max", old=1, new=3, origin="defaults"),
             ],
             id="another change in another step",
         ),
         pytest.param(
             changed((("runs",), [RUN, {**RUN, "name": "two", "origin": "a.yaml:30"}])),
-            [Change("+", "two", None, None, "a.yaml:30")],
+            [Change(sign="+", where="two", old=None, new=None, origin="a.yaml:30")],
             id="a run more",
         ),
-        pytest.param(changed((("runs",), [])), [Change("-", "fix", None, None, "a.yaml:1")], id="a run less"),
+        pytest.param(
+            changed((("runs",), [])),
+            [Change(sign="-", where="fix", old=None, new=None, origin="a.yaml:1")],
+            id="a run less",
+        ),
     ],
 )
 def test_changes_lead_from_the_old_plan_to_the_new(new: dict[str, Any], changes: list[Change]) -> None:

@@ -41,7 +41,9 @@ def mortal() -> Iterator[Daemon]:
 
 async def workspace_of(provider: DockerProvider, *, image: str = IMAGE, limits: Limits | None = None) -> Handle:
     name = f"docker-{secrets.token_hex(6)}"
-    return await provider.create(WorkspaceRequest(name, "run-1", "nonce", limits or Limits(), image=image))
+    return await provider.create(
+        WorkspaceRequest(id=name, run="run-1", nonce="nonce", limits=limits or Limits(), image=image)
+    )
 
 
 def containers(client: APIClient, handle: Handle) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ def daemon(tmp_path: Path) -> Iterator[Faulty]:
 
 async def workspace_of(provider: DockerProvider, image: str = IMAGE) -> Handle:
     name = f"faults-{os.getpid()}-{secrets.token_hex(4)}"
-    return await provider.create(WorkspaceRequest(name, "run-1", "nonce", image=image))
+    return await provider.create(WorkspaceRequest(id=name, run="run-1", nonce="nonce", image=image))
 
 
 async def assert_gone(provider: DockerProvider, handle: Handle) -> None:

@@ -303,7 +303,7 @@ def test_what_was_fetched_outlives_a_volume_that_somebody_removed(
 
 async def test_a_volume_that_was_removed_before_it_was_fetched_is_missed_once(tmp_path: Path) -> None:
     provider = make(VOLUMES, tmp_path, GRACE)
-    handle = await provider.create(WorkspaceRequest("missed", "run-1", "nonce"))
+    handle = await provider.create(WorkspaceRequest(id="missed", run="run-1", nonce="nonce"))
     async with provider.open(handle, SandboxSpec()) as workspace:
         await workspace.run(["sh", "-c", "echo fetched > made"])
     tree = f"runner-{handle.id}-tree"

@@ -13,7 +13,7 @@ from runner.core.model import Exit
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from tests.support.fake_provider import FakeProvider, Scripted
 
-REQUEST = WorkspaceRequest("w", "run", "nonce")
+REQUEST = WorkspaceRequest(id="w", run="run", nonce="nonce")
 
 
 async def test_an_hour_of_a_scripted_command_costs_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:

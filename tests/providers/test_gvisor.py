@@ -41,7 +41,9 @@ def at(home: Path, host: str | None = None, *, timeout: float = 10) -> DockerPro
 
 async def workspace_of(provider: DockerProvider, limits: Limits | None = None) -> Handle:
     name = f"gvisor-{secrets.token_hex(6)}"
-    return await provider.create(WorkspaceRequest(name, "run-1", "nonce", limits or Limits(), image=IMAGE))
+    return await provider.create(
+        WorkspaceRequest(id=name, run="run-1", nonce="nonce", limits=limits or Limits(), image=IMAGE)
+    )
 
 
 def noted(handle: Handle) -> list[str]:
@@ -134,7 +136,9 @@ async def test_too_much_memory_ends_the_sandbox_which_says_why_and_opens_again(t
 async def test_a_directory_of_root_cannot_be_lent(tmp_path: Path) -> None:
     tree = folder(tmp_path / "tree")
     with pytest.raises(ProviderFailed, match="gvisor cannot map owners"):
-        await at(tmp_path / "home").create(WorkspaceRequest("lent", "run-1", "nonce", tree=tree, image=IMAGE))
+        await at(tmp_path / "home").create(
+            WorkspaceRequest(id="lent", run="run-1", nonce="nonce", tree=tree, image=IMAGE)
+        )
 
 
 @pytest.mark.nightly

@@ -110,7 +110,7 @@ for _ in range(25):
 async def test_nothing_outlives_a_runner_that_was_killed_while_it_opened(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     provider = make(LOCAL, tmp_path, grace=10)
-    handle = await provider.create(WorkspaceRequest(mark, "run", mark))
+    handle = await provider.create(WorkspaceRequest(id=mark, run="run", nonce=mark))
     command = [sys.executable, "-c", OPENERS, str(tmp_path), mark]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
     await trio.sleep(1)

@@ -91,7 +91,9 @@ def living(handles: list[Handle], mark: str) -> list[int]:
 async def test_however_and_whenever_commands_are_ended_none_is_left(tmp_path: Path, count: int) -> None:
     random, mark, ended = Random(count), f"random-{os.getpid()}", Counter[str]()
     provider = LocalProvider(tmp_path, grace=0.01)
-    handles = [await provider.create(WorkspaceRequest(f"{mark}-{n}", "run", "nonce")) for n in range(WORKSPACES)]
+    handles = [
+        await provider.create(WorkspaceRequest(id=f"{mark}-{n}", run="run", nonce="nonce")) for n in range(WORKSPACES)
+    ]
     while ended.total() < count:
         async with trio.open_nursery() as nursery:
             for handle in handles:

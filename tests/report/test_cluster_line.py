@@ -19,9 +19,21 @@ from runner.report.text import cluster_line
 )
 def test_requests_that_were_refused_are_named(refused: dict[str, int], words: str) -> None:
     """What was counted together has no name."""
-    assert cluster_line(ClusterUse("prod", "https://a", "b", {"list pods": 2}, refused)) == f"prod: {words}"
+    assert (
+        cluster_line(
+            ClusterUse(context="prod", server="https://a", namespace="b", answered={"list pods": 2}, refused=refused)
+        )
+        == f"prod: {words}"
+    )
 
 
 def test_what_failed_at_the_cluster_is_not_called_refused() -> None:
-    used = ClusterUse("prod", "https://a", "b", {}, {"get secrets": 1}, {"get pods": 7})
+    used = ClusterUse(
+        context="prod",
+        server="https://a",
+        namespace="b",
+        answered={},
+        refused={"get secrets": 1},
+        failed={"get pods": 7},
+    )
     assert cluster_line(used) == "prod: 8 requests, 1 refused (get secrets), 7 failed (get pods)"

@@ -82,7 +82,25 @@ def test_only_what_has_several_members_is_compared() -> None:
 
 
 def test_commands_that_were_refused_are_none_that_ran_and_a_small_price_is_not_nothing() -> None:
-    asked = ev.ModelRequestFinished("agent", "1", "sonnet", 200, 1, 1, 0.1, 1.0, Usage(1, 40, 0, 0, 8, 0, 0.004))
+    asked = ev.ModelRequestFinished(
+        step="agent",
+        call="1",
+        model="sonnet",
+        status=200,
+        sent_bytes=1,
+        received_bytes=1,
+        first_byte_seconds=0.1,
+        seconds=1.0,
+        usage=Usage(
+            requests=1,
+            input_tokens=40,
+            cached_tokens=0,
+            cache_write_tokens=0,
+            output_tokens=8,
+            reasoning_tokens=0,
+            cost_usd=0.004,
+        ),
+    )
     one = account([asked, ev.CommandsReportedByAgent("agent", 0, 2, 0), *bad()])
 
     cells = [cell.strip() for cell in compare.text([compare.row_of(one)]).splitlines()[1].split("  ") if cell.strip()]

@@ -68,7 +68,9 @@ def test_a_run_that_succeeded_is_no_annotation() -> None:
 
 
 def test_a_run_without_a_guilty_step_is_shown_at_its_own_line() -> None:
-    stopped = [ev.RunEnded(Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal"), 130)]
+    stopped = [
+        ev.RunEnded(Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="stopped by a signal"), 130)
+    ]
 
     (note,) = notes_of(account(stopped))
 

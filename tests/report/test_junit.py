@@ -97,9 +97,9 @@ def test_a_failure_has_its_reason_its_details_and_the_end_of_the_output() -> Non
     assert cases(document)["verify"] == "skipped"
 
 
-STOPPED = ev.RunEnded(Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped by a signal"), 130)
-CANCELLED = ev.StepEnded("agent", Outcome(Status.CANCELLED, Reason.CANCELLED, "stopped"))
-LOST = ev.StepEnded("agent", Outcome(Status.UNKNOWN, Reason.UNKNOWN, "lost"))
+STOPPED = ev.RunEnded(Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="stopped by a signal"), 130)
+CANCELLED = ev.StepEnded("agent", Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="stopped"))
+LOST = ev.StepEnded("agent", Outcome(status=Status.UNKNOWN, reason=Reason.UNKNOWN, message="lost"))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,9 @@ LOST = ev.StepEnded("agent", Outcome(Status.UNKNOWN, Reason.UNKNOWN, "lost"))
         pytest.param([STOPPED], ("run", "failure"), id="stopped between steps"),
         pytest.param([CANCELLED, STOPPED], ("agent", "failure"), id="stopped in a step"),
         pytest.param([LOST], ("agent", "failure"), id="unknown"),
-        pytest.param([ev.RunEnded(Outcome(Status.SKIPPED, message="needs x"), 1)], ("agent", "skipped"), id="skipped"),
+        pytest.param(
+            [ev.RunEnded(Outcome(status=Status.SKIPPED, message="needs x"), 1)], ("agent", "skipped"), id="skipped"
+        ),
     ],
 )
 def test_a_run_that_did_not_get_far_is_no_success(end: list[ev.Event], case: tuple[str, str]) -> None:
@@ -129,7 +131,7 @@ def test_a_failed_check_has_the_end_of_the_output_and_its_step_has_failed() -> N
         ev.StepEnded("agent", succeeded("turn completed")),
         ev.ChecksFinished("verify", CHECKS),
         ev.StepEnded("verify", failed(Reason.VERIFY, "2 of 4 checks failed: report section `Fix`")),
-        ev.RunEnded(Outcome(Status.FAILED, Reason.VERIFY, "verify: 2 of 4 checks failed"), 1),
+        ev.RunEnded(Outcome(status=Status.FAILED, reason=Reason.VERIFY, message="verify: 2 of 4 checks failed"), 1),
     ]
 
     document = junit.render([account(end, tails={"verify": ["make: *** [check]"]})])

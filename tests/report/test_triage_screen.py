@@ -28,15 +28,15 @@ from runner.triage.sections import section, sections_of
 
 SECTIONS = ("Summary", "Root Cause", "Next Steps", "Unchecked")
 SCENE = Header(
-    "claude",
-    "sonnet",
-    ("docker",),
-    Path("/w/INC-4821"),
-    "prod-eu https://10.2.0.1:6443, namespace payments   READ ONLY (get list watch logs; secrets refused)",
-    "model gateway and cluster, read only",
-    50,
-    "investigation.md",
-    SECTIONS,
+    agent="claude",
+    model="sonnet",
+    providers=("docker",),
+    incident=Path("/w/INC-4821"),
+    cluster="prod-eu https://10.2.0.1:6443, namespace payments   READ ONLY (get list watch logs; secrets refused)",
+    network="model gateway and cluster, read only",
+    turns=50,
+    report="investigation.md",
+    sections=SECTIONS,
 )
 REPORT = """\
 # checkout
@@ -62,9 +62,33 @@ More of it.
 - configmaps (no right)
 - nodes
 """
-START = ev.RunStarted("triage", "sha256:0", "1", {"provision": "provision", "agent": "agent"}, 600.0)
-USED = Usage(9, 40_000, 0, 0, 8_000, 0, 0.31)
-ASKED = ev.ModelRequestFinished("agent", "messages", "sonnet", 200, 1, 1, 0.1, 0.2, USED)
+START = ev.RunStarted(
+    name="triage",
+    plan="sha256:0",
+    runner="1",
+    steps={"provision": "provision", "agent": "agent"},
+    deadline_seconds=600.0,
+)
+USED = Usage(
+    requests=9,
+    input_tokens=40_000,
+    cached_tokens=0,
+    cache_write_tokens=0,
+    output_tokens=8_000,
+    reasoning_tokens=0,
+    cost_usd=0.31,
+)
+ASKED = ev.ModelRequestFinished(
+    step="agent",
+    call="messages",
+    model="sonnet",
+    status=200,
+    sent_bytes=1,
+    received_bytes=1,
+    first_byte_seconds=0.1,
+    seconds=0.2,
+    usage=USED,
+)
 SECOND = 1_000_000
 
 
@@ -74,7 +98,7 @@ def clock(moment: int) -> str:
 
 def told(*events: ev.Event) -> RunRecord:
     """The record of a run whose events come a second after each other."""
-    record = RunRecord("7k3q")
+    record = RunRecord(id="7k3q")
     for seq, event in enumerate(events, start=1):
         fold(record, ev.Recorded("7k3q", seq, seq * SECOND, event))
     return record
@@ -93,7 +117,9 @@ def test_the_first_lines_say_who_where_until_when_and_what_can_be_reached() -> N
 
 
 def test_without_a_cluster_the_first_lines_say_so() -> None:
-    header = Header("goose", "gpt-4.1", ("local",), Path("/w/x"), network="model gateway")
+    header = Header(
+        agent="goose", model="gpt-4.1", providers=("local",), incident=Path("/w/x"), network="model gateway"
+    )
 
     assert list(opening(told(START), header, clock))[1:] == [
         "cluster    none: the files of the incident are all there is",
@@ -153,7 +179,7 @@ def test_a_failure_says_why_and_that_there_is_no_report() -> None:
 
 def test_a_report_that_cannot_be_shown_says_where_it_is_or_what_it_is() -> None:
     """It was told as `none was written` while the file lay there."""
-    missing = Check(CheckKind.REPORT, "report investigation.md", ok=False, found="is a link")
+    missing = Check(kind=CheckKind.REPORT, what="report investigation.md", ok=False, found="is a link")
     record = ended(failed(Reason.NO_EVIDENCE, "no report"), 1, ev.ChecksFinished("verify", (missing,)))
     large = Result(None, Path("/w/INC-4821/x.md"), here=Path("/w"))
 
@@ -171,7 +197,11 @@ def test_a_second_opinion_is_asked_for_in_the_same_place() -> None:
 
 def test_what_the_baseline_found_stands_below_the_step_that_asked() -> None:
     start = replace(START, steps={"preload": "preload"})
-    record = told(start, ev.StepStarted("preload"), ev.ContextPreloaded("preload", {"baseline": 4900}, 4900, 0, "oom"))
+    record = told(
+        start,
+        ev.StepStarted("preload"),
+        ev.ContextPreloaded(step="preload", parts={"baseline": 4900}, tokens=4900, cut=0, headline="oom"),
+    )
     last = ev.StepEnded("preload", succeeded("baseline 4.9k"))
     fold(record, ev.Recorded("7k3q", 4, 4 * SECOND, last))
 
@@ -179,7 +209,7 @@ def test_what_the_baseline_found_stands_below_the_step_that_asked() -> None:
 
 
 def test_what_is_left_behind_is_said_with_what_removes_it() -> None:
-    held = ev.LeaseAcquired("7k3q-1", "1", "run 7k3q", 1, 60.0)
+    held = ev.LeaseAcquired(workspace="7k3q-1", lease="1", holder="run 7k3q", fence=1, ttl_seconds=60.0)
 
     lines = list(closing(told(START, held, ev.RunEnded(failed(Reason.CANCELLED, "signal"), 130)), SCENE, Result()))
 
@@ -193,7 +223,18 @@ def test_whoever_ran_out_of_turns_is_told_the_flag() -> None:
 def test_a_rehearsal_is_said_first_and_last_and_is_neither_continued_nor_an_investigation() -> None:
     start = replace(START, rehearsal="a.turns.yaml")
     failed_one = told(start, ev.RunEnded(failed(Reason.EXIT, "x"), 1))
-    asked = replace(ASKED, usage=Usage(1, 900, 0, 0, 100, 0, 0.02))
+    asked = replace(
+        ASKED,
+        usage=Usage(
+            requests=1,
+            input_tokens=900,
+            cached_tokens=0,
+            cache_write_tokens=0,
+            output_tokens=100,
+            reasoning_tokens=0,
+            cost_usd=0.02,
+        ),
+    )
     whole = list(closing(told(start, asked, ev.RunEnded(succeeded("fine"), 0)), SCENE, Result(REPORT)))
 
     assert next(opening(failed_one, SCENE, clock)) == "REHEARSAL  no model is asked, a.turns.yaml stands for it"
@@ -217,7 +258,7 @@ def test_housekeeping_is_quiet_until_it_fails() -> None:
     good, bad = ev.StepEnded("provision", succeeded("local")), ev.StepEnded("agent", failed(Reason.EXIT, "exited 1"))
     for event in (good, bad):
         fold(record, ev.Recorded("7k3q", 9, 9 * SECOND, event))
-    record.steps["save"] = StepRecord("save", routine=True)
+    record.steps["save"] = StepRecord(kind="save", routine=True)
 
     assert list(news(record, good)) == [" ✓ provision    7.0s  local"]
     assert list(news(record, bad)) == [" ✗ agent              exited 1"]
@@ -230,7 +271,18 @@ def test_housekeeping_is_quiet_until_it_fails() -> None:
 @pytest.mark.parametrize(("filtered", "more"), [(True, ""), (False, ", system calls not filtered")])
 def test_what_was_read_back_is_shown(filtered: bool, more: str) -> None:
     limits = Limits(2.0, 2 << 30)
-    seen = Isolation(IsolationClass.NAMESPACES, "docker", 1000, "none", True, (), (), (), limits, filtered=filtered)
+    seen = Isolation(
+        isolation=IsolationClass.NAMESPACES,
+        provider="docker",
+        uid=1000,
+        capabilities="none",
+        no_new_privileges=True,
+        shared_namespaces=(),
+        interfaces=(),
+        read_only=(),
+        limits=limits,
+        filtered=filtered,
+    )
     chosen, observed = ev.ProviderChosen("docker", IsolationClass.NAMESPACES), ev.IsolationObserved("agent", seen)
 
     (line,) = news(told(START, chosen, observed), observed)
@@ -268,6 +320,10 @@ def test_a_run_without_an_incident_has_investigated_nothing() -> None:
 
 
 def test_a_cancelled_run_is_no_failure() -> None:
-    lines = list(closing(ended(Outcome(Status.CANCELLED, Reason.CANCELLED, "signal"), 130), SCENE, Result()))
+    lines = list(
+        closing(
+            ended(Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="signal"), 130), SCENE, Result()
+        )
+    )
 
     assert lines[0] == "CANCELLED after 2.0s (exit 130)"

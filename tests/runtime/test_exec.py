@@ -47,7 +47,7 @@ trio.run(main, Path(sys.argv[1]), sys.argv[2])
 @pytest.fixture(params=[LocalProvider, ProcessProvider], ids=["local", "process"])
 async def workspace(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workspace]:
     provider: Provider = request.param(tmp_path, grace=GRACE)
-    handle = await provider.create(WorkspaceRequest(f"commands-{os.getpid()}", "run", "nonce"))
+    handle = await provider.create(WorkspaceRequest(id=f"commands-{os.getpid()}", run="run", nonce="nonce"))
     async with provider.open(handle, SandboxSpec()) as opened:
         yield opened
     await provider.destroy(handle)
@@ -116,7 +116,7 @@ async def test_a_descendant_that_holds_the_pipes_does_not_hold_the_step(workspac
 async def test_what_a_descendant_prints_just_after_its_command_is_kept(tmp_path: Path) -> None:
     """As of ``tee`` in a process substitution. In a pid namespace of its own it dies with the command."""
     provider = ProcessProvider(tmp_path)
-    handle = await provider.create(WorkspaceRequest(f"late-{os.getpid()}", "run", "nonce"))
+    handle = await provider.create(WorkspaceRequest(id=f"late-{os.getpid()}", run="run", nonce="nonce"))
     async with provider.open(handle, SandboxSpec()) as workspace:
         _, out, _ = await run(workspace, tmp_path, "(sleep 0.2; echo late) & echo done")
     await provider.destroy(handle)

@@ -38,7 +38,9 @@ def test_a_tree_of_normal_files_is_clean_and_counted(tmp_path: Path, scan: Scan)
     tree(tmp_path, "README.md", "src/a.py", "src/deep/b.py", ".github/c.yml", ".git/config")
     (tmp_path / "link").symlink_to("src/../README.md".removeprefix("src/../"))
 
-    assert scan(tmp_path, POLICY) == ScanResult(4, 3, 4, (), truncated=False, offending=frozenset())
+    assert scan(tmp_path, POLICY) == ScanResult(
+        files=4, directories=3, bytes=4, violations=(), truncated=False, offending=frozenset()
+    )
 
 
 @pytest.mark.scenario("WSM-19")

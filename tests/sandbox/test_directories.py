@@ -14,7 +14,7 @@ from runner.sandbox.directories import WorkspaceDirectories
 
 
 def wish(id: str) -> WorkspaceRequest:
-    return WorkspaceRequest(id, "run-1", "nonce", Limits())
+    return WorkspaceRequest(id=id, run="run-1", nonce="nonce", limits=Limits())
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda record: record.write_text("")], ids=["gone", "empty"])
@@ -38,8 +38,8 @@ def test_a_record_that_a_loss_of_power_took_leaves_nothing_that_is_nobodys(
 def test_a_slot_that_became_a_workspace_of_another_project_is_no_neighbour(tmp_path: Path) -> None:
     places = WorkspaceDirectories(tmp_path, "docker", own_users=False)
     slot = places.create(wish("slot"))
-    shared = WorkspaceRequest("whole", "run-2", "nonce", Limits(), shared=True)
+    shared = WorkspaceRequest(id="whole", run="run-2", nonce="nonce", limits=Limits(), shared=True)
     with pytest.raises(ProviderFailed, match="sees itself alone"):
         places.create(shared)
-    places.assign(slot, WorkspaceRequest("warm", "run-1", "nonce", Limits(), "other"))
+    places.assign(slot, WorkspaceRequest(id="warm", run="run-1", nonce="nonce", limits=Limits(), project="other"))
     assert places.create(shared).project_tree is not None

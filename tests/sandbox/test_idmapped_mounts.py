@@ -38,7 +38,7 @@ async def test_what_commands_make_in_a_directory_of_root_is_root_s(
     provider = provider_at(tmp_path / "home")
     image = dockerd.IMAGE if provider.name == "docker" else None
     id = f"lent-{os.getpid()}-{provider.name}"
-    handle = await provider.create(WorkspaceRequest(id, "run-1", "nonce", tree=tree, image=image))
+    handle = await provider.create(WorkspaceRequest(id=id, run="run-1", nonce="nonce", tree=tree, image=image))
     async with provider.open(handle, SandboxSpec(protected=("AGENTS.md", ".runner/"))) as workspace:
         seen = await shell(workspace, COMMANDS)
     await provider.destroy(handle)
@@ -54,6 +54,8 @@ async def test_what_commands_make_in_a_directory_of_root_is_root_s(
 async def test_a_directory_of_root_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     """A command could leave a program of root's there with the set-id bit."""
     with pytest.raises(ProviderFailed, match="other users can enter"):
-        await LocalProvider(tmp_path).create(WorkspaceRequest("lent", "run-1", "nonce", tree=Path("/usr/share/misc")))
+        await LocalProvider(tmp_path).create(
+            WorkspaceRequest(id="lent", run="run-1", nonce="nonce", tree=Path("/usr/share/misc"))
+        )
 
     assert list((tmp_path / "sandboxes").glob("*")) == []

@@ -31,7 +31,7 @@ def text(
 
 
 def read(body: str, volume: Volume | None = None, *, filtered: bool = True) -> Isolation:
-    outside = HostView(HOST, 7000, Limits(pids=9), volume, filtered=filtered)
+    outside = HostView(namespaces=HOST, uid=7000, limits=Limits(pids=9), volume=volume, filtered=filtered)
     return read_back(body, outside, provider="local", isolation=IsolationClass.NAMESPACES, paths=PATHS)
 
 
@@ -61,7 +61,7 @@ def test_calls_are_filtered_when_the_guest_was_refused_and_the_command_has_a_fil
 
 
 def with_own_kernel(body: str) -> Isolation:
-    outside = HostView(HOST, 7000, Limits(), kernel="Linux of the host\n")
+    outside = HostView(namespaces=HOST, uid=7000, limits=Limits(), kernel="Linux of the host\n")
     return read_back(body, outside, provider="gvisor", isolation=IsolationClass.KERNEL, paths=PATHS)
 
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def requested(id: str = "w") -> WorkspaceRequest:
-    return WorkspaceRequest(id, "run", "nonce", LIMIT)
+    return WorkspaceRequest(id=id, run="run", nonce="nonce", limits=LIMIT)
 
 
 def left(home: Path) -> list[Path]:
@@ -134,7 +134,7 @@ async def test_what_is_mounted_in_a_workspace_keeps_its_files(
 ) -> None:
     """A file system of another on the way of whoever removes a tree."""
     local, _ = made
-    plain = await local.create(WorkspaceRequest("plain", "run", "nonce"))
+    plain = await local.create(WorkspaceRequest(id="plain", run="run", nonce="nonce"))
     (plain.tree / "in" / "mount").mkdir(parents=True)
     other = await local.create(requested("other"))
     (other.tree / "kept").write_text("kept")
@@ -162,7 +162,9 @@ async def test_an_adopted_directory_has_no_limit_of_its_own(tmp_path: Path) -> N
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     with pytest.raises(ProviderFailed, match="others write to the same disk"):
-        await LocalProvider(tmp_path / "home").create(WorkspaceRequest("w", "run", "nonce", LIMIT, tree=theirs))
+        await LocalProvider(tmp_path / "home").create(
+            WorkspaceRequest(id="w", run="run", nonce="nonce", limits=LIMIT, tree=theirs)
+        )
 
 
 CRASHING = """

@@ -23,7 +23,9 @@ PROTECTED = (".env", "deploy/key", "missing/file")
 
 
 def wish(id: str, limits: Limits = LIMITS) -> WorkspaceRequest:
-    return WorkspaceRequest(f"{id}-{os.getpid()}-{secrets.token_hex(3)}", "run-1", "nonce", limits, image=dockerd.IMAGE)
+    return WorkspaceRequest(
+        id=f"{id}-{os.getpid()}-{secrets.token_hex(3)}", run="run-1", nonce="nonce", limits=limits, image=dockerd.IMAGE
+    )
 
 
 async def detached_sandbox(

@@ -559,7 +559,7 @@ def test_all_that_ask_for_a_report_ask_for_the_same_sections() -> None:
     assert tuple(re.sub(r" \(.*?\)", "", context).strip(".\n").split(", ")) == tuple(skill)
     assert tuple(skill) == TITLES
     assert ", ".join(TITLES) in SYSTEM
-    verify = YAML(typ="safe").load_all(manifest_of(TriageRequest(ROOT)))
+    verify = YAML(typ="safe").load_all(manifest_of(TriageRequest(directory=ROOT)))
     assert [one["spec"]["verify"]["report"]["sections"] for one in verify if "verify" in one["spec"]] == [
         list(SECTIONS)
     ]

@@ -11,8 +11,24 @@ from runner.report.diagnostics import render
 from runner.spec.model import PolicyFile, PolicySpec
 from runner.spec.repository import OwnPolicy, read_own, with_own
 
-BUILT_IN = PolicySpec("defaults", DEFAULTS, ("**",), ("**/.env", "**/*.pem"), 1000, None, IsolationClass.NONE)
-HOUSE = PolicySpec("house", "h.yaml:3", ("src/**", ".env"), ("**/*.key",), 500, ("local",), IsolationClass.NAMESPACES)
+BUILT_IN = PolicySpec(
+    name="defaults",
+    origin=DEFAULTS,
+    allowed_paths=("**",),
+    forbidden_patterns=("**/.env", "**/*.pem"),
+    max_file_size=1000,
+    providers=None,
+    min_isolation=IsolationClass.NONE,
+)
+HOUSE = PolicySpec(
+    name="house",
+    origin="h.yaml:3",
+    allowed_paths=("src/**", ".env"),
+    forbidden_patterns=("**/*.key",),
+    max_file_size=500,
+    providers=("local",),
+    min_isolation=IsolationClass.NAMESPACES,
+)
 
 
 def own(text: str) -> OwnPolicy:

@@ -16,7 +16,7 @@ from runner.events.events import LeaseAcquired, LeaseReleased, ResourceIntended,
 from runner.store.sqlite import open_store
 
 PROCESSES = 50
-STARTED = RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
+STARTED = RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={}, deadline_seconds=60.0)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from runner.core.settings import Settings
 from runner.events.events import RunStarted
 from runner.store import exists, open_reader, open_store
 
-STARTED = RunStarted("fix", "sha256:1", "0.1.0", {"agent": "agent"}, 60.0)
+STARTED = RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={"agent": "agent"}, deadline_seconds=60.0)
 
 
 async def test_what_was_written_under_a_url_is_read_under_it(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from runner.ports.store import RunnerRow
 from runner.store.sqlite import _PROJECTED, OLDEST, SqliteStore, _project, migrate, open_reader, open_store, scripts
 from tests.support.needs import ROOT
 
-STARTED = ev.RunStarted("fix", "sha256:1", "0.1.0", {}, 60.0)
+STARTED = ev.RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={}, deadline_seconds=60.0)
 
 
 def store_in(
@@ -88,7 +88,15 @@ async def test_other_effects_make_no_workspace_row(tmp_path: Path) -> None:
 
 async def test_a_snapshot_is_a_row(tmp_path: Path) -> None:
     async with store_in(tmp_path) as store:
-        await store.append("a", [STARTED, ev.SnapshotPublished("c" * 40, "t" * 40, None, "runner/a", 3, 0, 1)])
+        await store.append(
+            "a",
+            [
+                STARTED,
+                ev.SnapshotPublished(
+                    commit="c" * 40, tree="t" * 40, base=None, branch="runner/a", entries=3, ignored=0, changed=1
+                ),
+            ],
+        )
 
     assert rows(tmp_path / "state.db", "SELECT * FROM snapshots") == [("a", "c" * 40, "t" * 40, None, "runner/a", 1000)]
 
@@ -192,7 +200,9 @@ async def test_a_reader_sees_what_is_committed_while_the_writer_works(tmp_path: 
 
 async def test_of_two_processes_that_take_over_a_run_one_gets_it(tmp_path: Path) -> None:
     clock = [1_000]
-    first, second, dead = (RunnerRow(id, "host", "boot", "8:1", 7, 70) for id in ("r1", "r2", "r0"))
+    first, second, dead = (
+        RunnerRow(id=id, host="host", boot="boot", home="8:1", pid=7, ticks=70) for id in ("r1", "r2", "r0")
+    )
 
     def opened(runner: RunnerRow) -> AbstractAsyncContextManager[SqliteStore]:
         return open_store(tmp_path / "state.db", now=lambda: clock[0], entropy=bytes, runner=runner)
@@ -347,7 +357,9 @@ async def test_an_event_that_cannot_be_read_is_damage(tmp_path: Path, change: st
 async def test_a_value_of_another_type_is_damage(tmp_path: Path, change: str) -> None:
     """As one flipped bit makes of it; SQLite itself puts none into a strict table."""
     async with store_in(tmp_path) as store:
-        await store.append("a", [STARTED, ev.LeaseAcquired("w", "lease", "a", 1, 60.0)])
+        await store.append(
+            "a", [STARTED, ev.LeaseAcquired(workspace="w", lease="lease", holder="a", fence=1, ttl_seconds=60.0)]
+        )
         with closing(sqlite3.connect(tmp_path / "state.db")) as connection, connection:
             connection.execute("PRAGMA writable_schema = ON")
             connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'STRICT', '') WHERE sql NOT LIKE '%ROWID%'")

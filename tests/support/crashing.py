@@ -78,7 +78,7 @@ def _planned(folder: Path) -> PlanResult:
     with open(reading, "rb") as pipe:
         plan_, facts = pickle.load(pipe)
     os.waitpid(pid, 0)
-    return PlanResult(plan_, facts, folder, (), Request(), {}, {})
+    return PlanResult(plan=plan_, facts=facts, path=folder, warnings=(), request=Request(), documents={}, settings={})
 
 
 def _fork(action: Callable[[], int], request: dict[str, Any]) -> tuple[int, list[str]]:

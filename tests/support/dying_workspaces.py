@@ -69,7 +69,9 @@ async def _perform(request: dict[str, Any]) -> int:
     path, runner = settings.home / "state.db", this_runner(settings.home)
     async with open_store(path, entropy=secrets.token_bytes, hook=hook, runner=runner) as store:
         with unwrapping_groups():
-            return await _do(WorkspaceEnv(settings, store, dependencies_of(settings, store)), request)
+            return await _do(
+                WorkspaceEnv(settings=settings, store=store, deps=dependencies_of(settings, store)), request
+            )
 
 
 async def _do(env: WorkspaceEnv, request: dict[str, Any]) -> int:

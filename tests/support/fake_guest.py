@@ -107,7 +107,7 @@ class Played(Channel):
     def __init__(self, guest: FakeGuest, id: int, request: bytes) -> None:
         super().__init__(guest, id, STDOUT, STDERR)
         self.cwd, self.argv, self.env = words_of(request)
-        self.state = State(Phase.RUNNING, pid=1000 + id)
+        self.state = State(phase=Phase.RUNNING, pid=1000 + id)
         self.signals: list[int] = []
         self.deaf: set[int] = set()
         self.leaves = False
@@ -142,7 +142,7 @@ class Played(Channel):
 
     def become(self, phase: Phase, **more: int) -> None:
         kept = {"status": self.state.status, "marks": self.state.marks, "stage": self.state.stage, **more}
-        self.state = State(phase, self.state.pid, serial=len(self.signals), **kept)
+        self.state = State(phase=phase, pid=self.state.pid, serial=len(self.signals), **kept)
         self.says_state = True
         self.guest.change()
 
@@ -318,7 +318,7 @@ class FakeGuest:
                 raise AssertionError(f"the host says {other.name}")
 
     def _listening(self, id: int, phase: Phase, serial: int = 0) -> bytes:
-        self.ports[id] = state(id, State(phase, pid=8080, serial=serial))
+        self.ports[id] = state(id, State(phase=phase, pid=8080, serial=serial))
         return self.ports[id]
 
     def _start(self, id: int) -> None:

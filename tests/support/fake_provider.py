@@ -85,7 +85,7 @@ class FakeProvider:
     async def probe(self) -> Probe:
         await self._reach("probe")
         missing = dict.fromkeys(set(Feature) - {Feature.WARM_POOL}, "a fake enforces nothing")
-        return Probe(self.name, True, IsolationClass.NONE, missing)
+        return Probe(provider=self.name, available=True, isolation=IsolationClass.NONE, missing=missing)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         await self._reach("create")

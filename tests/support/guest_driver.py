@@ -199,7 +199,7 @@ class Host:
 
     def start(self, *argv: str, env: Mapping[str, str] | None = None, reads: bool = True, **request: Any) -> Channel:
         whole = {"PATH": PATH, "MARK": self.mark} if env is None else env
-        return self.ask(lambda id: framing.execute(id, Request(argv, whole, **request)), reads=reads)
+        return self.ask(lambda id: framing.execute(id, Request(argv=argv, env=whole, **request)), reads=reads)
 
     def listen(self, port: int = 0) -> Channel:
         """A listener that is there, or has failed."""

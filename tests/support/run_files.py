@@ -25,17 +25,17 @@ SECOND = 1_000_000
 BEGAN = 1_700_000_000 * SECOND
 STEPS = {"provision": "provision", "agent": "agent", "verify": "verify", "save": "save"}
 CHECKS = (
-    Check(CheckKind.REPORT, "report r.md", True, "120 bytes of at least 100", 120),
-    Check(CheckKind.SECTION, "report section `Cause`", True),
-    Check(CheckKind.SECTION, "report section `Fix`", False),
-    Check(CheckKind.COMMAND, "`make check`", False, "exited 2"),
+    Check(kind=CheckKind.REPORT, what="report r.md", ok=True, found="120 bytes of at least 100", size_bytes=120),
+    Check(kind=CheckKind.SECTION, what="report section `Cause`", ok=True),
+    Check(kind=CheckKind.SECTION, what="report section `Fix`", ok=False),
+    Check(kind=CheckKind.COMMAND, what="`make check`", ok=False, found="exited 2"),
 )
 NASTY = "\x1b[31m\x00\x0b\ud800\ufffe]]> <b a='1'>&amp; | `x` ``` ::error::x ##[error]y\r\n# h\u202e\x85 \U0001f600"
 
 
 def begin(name: str, run: str) -> list[ev.Event]:
     return [
-        ev.RunStarted(name, "sha256:4b1f", "1", STEPS, 60.0),
+        ev.RunStarted(name=name, plan="sha256:4b1f", runner="1", steps=STEPS, deadline_seconds=60.0),
         ev.ProviderChosen("local", IsolationClass.NAMESPACES),
         ev.StepStarted("provision"),
         ev.StepEnded("provision", succeeded("local, isolation namespaces")),
@@ -45,7 +45,25 @@ def begin(name: str, run: str) -> list[ev.Event]:
 
 def good(checks: Sequence[Check] = CHECKS[:2]) -> list[ev.Event]:
     return [
-        ev.ModelRequestFinished("agent", "1", "sonnet", 200, 1, 1, 0.1, 1.0, Usage(1, 40_000, 0, 0, 8_000, 0, 0.31)),
+        ev.ModelRequestFinished(
+            step="agent",
+            call="1",
+            model="sonnet",
+            status=200,
+            sent_bytes=1,
+            received_bytes=1,
+            first_byte_seconds=0.1,
+            seconds=1.0,
+            usage=Usage(
+                requests=1,
+                input_tokens=40_000,
+                cached_tokens=0,
+                cache_write_tokens=0,
+                output_tokens=8_000,
+                reasoning_tokens=0,
+                cost_usd=0.31,
+            ),
+        ),
         ev.CommandsReportedByAgent("agent", 17, 1, 2),
         ev.StepEnded("agent", succeeded("turn completed")),
         ev.StepStarted("verify"),
@@ -53,23 +71,23 @@ def good(checks: Sequence[Check] = CHECKS[:2]) -> list[ev.Event]:
         ev.StepEnded("verify", succeeded("2 of 2 checks")),
         ev.StepStarted("save"),
         ev.StepEnded("save", succeeded("no change")),
-        ev.RunEnded(Outcome(Status.SUCCEEDED), 0),
+        ev.RunEnded(Outcome(status=Status.SUCCEEDED), 0),
     ]
 
 
 def bad(message: str = "exited 3", details: tuple[str, ...] = ()) -> list[ev.Event]:
     return [
         ev.StepEnded("agent", failed(Reason.EXIT, message, details=details)),
-        ev.StepEnded("verify", Outcome(Status.SKIPPED, message="agent failed")),
+        ev.StepEnded("verify", Outcome(status=Status.SKIPPED, message="agent failed")),
         ev.WarningIssued("lease.refresh-failed", message),
         ev.ViolationsFound("scan", (Violation("src/.env", "forbidden:**/.env"),)),
-        ev.RunEnded(Outcome(Status.FAILED, Reason.EXIT, f"agent: {message}"), 1),
+        ev.RunEnded(Outcome(status=Status.FAILED, reason=Reason.EXIT, message=f"agent: {message}"), 1),
     ]
 
 
 def record(events: Sequence[ev.Event], *, run: str = "r1") -> RunRecord:
     """Each event comes a second after the one before."""
-    made = RunRecord(run)
+    made = RunRecord(id=run)
     for seq, event in enumerate(events, start=1):
         fold(made, ev.Recorded(run, seq, BEGAN + seq * SECOND, event))
     return made
@@ -84,8 +102,8 @@ def account(
     tails: Mapping[str, Sequence[str]] | None = None,
 ) -> Account:
     return Account(
-        record([*begin(name, run), *end], run=run),
-        Path("/runs") / run,
+        record=record([*begin(name, run), *end], run=run),
+        directory=Path("/runs") / run,
         group=group,
         agent="claude",
         model="sonnet",

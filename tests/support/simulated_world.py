@@ -252,7 +252,7 @@ class World:
             paths=RunPaths(NOWHERE, id),
             deps=self.deps(process),
             append=connection.append,
-            control=RunCancellation(STOP_BUDGET),
+            control=RunCancellation(stop_budget_seconds=STOP_BUDGET),
         )
         self.say(process.name, f"exit {record.exit_code}")
 
@@ -538,14 +538,16 @@ class Place:
 
 
 def _handle(id: str) -> Handle:
-    return Handle("place", id, NOWHERE, NOWHERE, 0)
+    return Handle(provider="place", id=id, tree=NOWHERE, private=NOWHERE, uid=0)
 
 
 async def making(body: Body, run: RunContext) -> Outcome:
     place = Place(body.world, body.process)
     await run.emit(ev.ResourceIntended("making", "workspace", run.workspace_id, place.name))
     handle = await place.create(run.workspace_id)
-    run.workspace.attach(cast(Any, place), Probe(place.name, True, IsolationClass.NONE), handle)
+    run.workspace.attach(
+        cast(Any, place), Probe(provider=place.name, available=True, isolation=IsolationClass.NONE), handle
+    )
     await run.emit(ev.ResourceCreated("making", "workspace", run.workspace_id))
     return succeeded()
 
@@ -562,7 +564,7 @@ async def working(body: Body, run: RunContext) -> Outcome:
 async def saving(body: Body, run: RunContext) -> Outcome:
     if run.workspace.handle is not None:
         await run.sandboxes.close()
-        run.results.saved_work = SavedWork(None, None, None, 0, 0)
+        run.results.saved_work = SavedWork(commit=None, patch=None, patch_sha256=None, patch_bytes=0, changed=0)
         await run.emit(ev.WorkSaved(run.results.saved_work))
     return succeeded()
 
@@ -595,5 +597,20 @@ def plan_of(body: Body) -> RunPlan:
     )
     limits, isolation = Limits(), IsolationClass.NONE
     return RunPlan(
-        "work", "work", (), None, {}, "", ("place",), isolation, limits, None, 20 * HOUR, STOP_BUDGET, (), (), {}, steps
+        name="work",
+        group="work",
+        needs=(),
+        max_parallel=None,
+        outputs={},
+        origin="",
+        providers=("place",),
+        isolation=isolation,
+        limits=limits,
+        commit=None,
+        deadline_seconds=20 * HOUR,
+        stop_budget_seconds=STOP_BUDGET,
+        policies=(),
+        notes=(),
+        values={},
+        steps=steps,
     )

@@ -59,7 +59,7 @@ class Machine:
         may stop the run."""
         planned = await make_plan(self.project.folder, self.settings)
         plan = alter(planned.plan.runs[0])
-        control = RunCancellation(plan.stop_budget_seconds)
+        control = RunCancellation(stop_budget_seconds=plan.stop_budget_seconds)
 
         async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
             recorded = await self.store.append(run, events, fence=fence)

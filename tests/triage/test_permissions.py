@@ -43,7 +43,7 @@ def test_the_file_of_the_predecessor_is_read() -> None:
 
 def test_what_a_cluster_says_is_in_the_same_form() -> None:
     rights = ClusterPermissions(
-        "prod-eu", "payments", pods=True, logs=True, events=False, warnings=("nodes: no answer",)
+        cluster="prod-eu", namespace="payments", pods=True, logs=True, events=False, warnings=("nodes: no answer",)
     )
     permissions = permissions_of(rights.document("2026-11-21T02:50:00Z"))
 
@@ -53,7 +53,7 @@ def test_what_a_cluster_says_is_in_the_same_form() -> None:
 
 def test_rights_that_are_not_known_are_not_said_to_lack() -> None:
     rights = ClusterPermissions(
-        "prod-eu", "payments", warnings=("whether pods can be read is not known: no answer in 5 s",)
+        cluster="prod-eu", namespace="payments", warnings=("whether pods can be read is not known: no answer in 5 s",)
     )
     permissions, document = read_permissions(json.dumps(rights.document("2026-11-21T02:50:00Z")).encode())
 

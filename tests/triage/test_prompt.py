@@ -163,7 +163,10 @@ def test_an_earlier_attempt_is_data_of_a_bounded_size() -> None:
     draft = f"{BOUNDARY}</incident>" + "d" * 50_000
 
     text = continued(
-        PreviousAttempt("7k3q", "timeout", "r.md", draft, commands, "w" * 5_000 + "end"), boundary=BOUNDARY
+        PreviousAttempt(
+            run="7k3q", why="timeout", report="r.md", draft=draft, commands=commands, words="w" * 5_000 + "end"
+        ),
+        boundary=BOUNDARY,
     )
 
     assert text.startswith("This continues run 7k3q, which ended with `timeout` ")
@@ -178,7 +181,9 @@ def test_an_earlier_attempt_is_data_of_a_bounded_size() -> None:
 
 
 def test_what_just_fits_of_an_earlier_attempt_is_whole() -> None:
-    attempt = PreviousAttempt("7k3q", "timeout", "r.md", "d" * 10_000, ("$ ls",) * 901, "w" * 1_000)
+    attempt = PreviousAttempt(
+        run="7k3q", why="timeout", report="r.md", draft="d" * 10_000, commands=("$ ls",) * 901, words="w" * 1_000
+    )
     text = continued(attempt, boundary=BOUNDARY)
 
     assert f":\n{'d' * 10_000}\n\nThe commands that it asked for, 901 in all:\n[runner: 1 earlier ones" in text
@@ -187,7 +192,10 @@ def test_what_just_fits_of_an_earlier_attempt_is_whole() -> None:
 
 
 def test_of_an_earlier_attempt_only_what_there_is_is_told() -> None:
-    text = continued(PreviousAttempt("7k3q", "unknown", "r.md", "", ("$ ls   [exit 0]",)), boundary=BOUNDARY)
+    text = continued(
+        PreviousAttempt(run="7k3q", why="unknown", report="r.md", draft="", commands=("$ ls   [exit 0]",)),
+        boundary=BOUNDARY,
+    )
 
     assert text.split("\n")[2:] == [
         "<earlier_attempt>",

@@ -50,7 +50,9 @@ def show(args: Namespace, settings: Settings, out: Output) -> None:
     limit = args.limit or (LINES if args.output == "text" else None)
     since = None if args.since is None else _moment(args.since, now)
     within = None if args.all else repository_of_here()
-    listing = trio.run(filter_runs, settings, RunFilter(args.name, args.status, since, within, limit))
+    listing = trio.run(
+        filter_runs, settings, RunFilter(name=args.name, state=args.status, since=since, within=within, limit=limit)
+    )
     if args.output == "json":
         out.json([_plain(listed) for listed in listing.runs])
     else:

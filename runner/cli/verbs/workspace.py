@@ -165,8 +165,8 @@ def _change(args: Namespace, settings: Settings, out: Output) -> None:
 
     async def change(env: WorkspaceEnv) -> WorkspaceRow:
         if args.what == "create":
-            made = (args.path, args.url, args.branch, args.project, args.provider, args.persistent, args.image)
-            return await workspaces.create(env, workspaces.WorkspaceOptions(*made))
+            options = {name: getattr(args, name) for name in workspaces.WorkspaceOptions.__struct_fields__}
+            return await workspaces.create(env, workspaces.WorkspaceOptions(**options))
         return await (workspaces.stop if args.what == "stop" else workspaces.resume)(env, args.id)
 
     _print(run_with_env(settings, out, change), args.output, settings, out)

@@ -40,7 +40,7 @@ class EscapeResult(StrEnum):
     UNTRIED = "untried"
 
 
-class EscapeAttempt(Struct, frozen=True):
+class EscapeAttempt(Struct, frozen=True, kw_only=True):
     """Result of one probe: ``told`` says what it could do, or why it was not tried; ``reason`` why a gap is
     declared.
     """
@@ -52,7 +52,7 @@ class EscapeAttempt(Struct, frozen=True):
     reason: str | None = None
 
 
-class ProbedProvider(Struct, frozen=True):
+class ProbedProvider(Struct, frozen=True, kw_only=True):
     """A provider with its results, or the reason why it was skipped."""
 
     provider: str
@@ -79,7 +79,7 @@ async def examine_all(settings: Settings, names: Sequence[str], image: str | Non
 
 async def _examine(env: WorkspaceEnv, name: str, image: str | None) -> ProbedProvider:
     probe = await open_provider(name, env.settings).probe()
-    examined = ProbedProvider(name, probe.isolation)
+    examined = ProbedProvider(provider=name, isolation=probe.isolation)
     if not probe.available:
         return replace(examined, skipped=probe.reason or "not available", hint=probe.hint)
     if probe.needs_image and image is None:
@@ -99,7 +99,7 @@ async def _tried(env: WorkspaceEnv, name: str, image: str | None) -> tuple[Escap
             for escape in ESCAPES:
                 tried.append(await _try(workspace, escape, bait, gaps.get(escape.name)))
     late = (
-        EscapeAttempt(escape.name, escape.about, EscapeResult.UNTRIED, ("no time was left",))
+        EscapeAttempt(name=escape.name, about=escape.about, result=EscapeResult.UNTRIED, told=("no time was left",))
         for escape in ESCAPES[len(tried) :]
     )
     return (*tried, *late)
@@ -129,7 +129,7 @@ async def make_scratch(
 
 
 async def _try(workspace: Workspace, escape: Escape, bait: Mapping[str, str], gap: str | None) -> EscapeAttempt:
-    tried = EscapeAttempt(escape.name, escape.about, EscapeResult.REFUSED)
+    tried = EscapeAttempt(name=escape.name, about=escape.about, result=EscapeResult.REFUSED)
     try:
         with trio.fail_after(EACH):
             ended = await workspace.run(escape.argv, env=bait)

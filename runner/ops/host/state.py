@@ -82,7 +82,9 @@ def this_runner(home: Path) -> RunnerRow:
         place = ""  # nobody can have a lock there
     ticks = int(_STAT.read_text(errors="replace").rpartition(")")[2].split()[19])
     boot = _BOOT.read_text().strip()
-    return RunnerRow(os.urandom(8).hex(), os.uname().nodename, boot, place, os.getpid(), ticks)
+    return RunnerRow(
+        id=os.urandom(8).hex(), host=os.uname().nodename, boot=boot, home=place, pid=os.getpid(), ticks=ticks
+    )
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ _HOOKS = r"""repos:
 """
 
 
-class InitResult(Struct, frozen=True):
+class InitResult(Struct, frozen=True, kw_only=True):
     """The files written, the way to run the tests that was ``taken``, and all that were ``tried``.
 
     ``untried`` says why none was. ``left`` are texts for a person to add to files that exist.
@@ -81,10 +81,17 @@ async def begin(
         tried = await try_ways(seen, settings, tell)
     except PlatformError as error:
         untried = error
-    taken = best(tried) if tried else Trial(seen.ways[0], Lent(), why="not tried")
+    taken = best(tried) if tried else Trial(way=seen.ways[0], lent=Lent(), why="not tried")
     files = {f".runner/{name}": text for name, text in manifests_of(seen, taken).items()} | files
     _write(top, files)
-    return InitResult(seen, tuple(top / name for name in files), taken, tuple(tried), left, untried)
+    return InitResult(
+        seen=seen,
+        written=tuple(top / name for name in files),
+        taken=taken,
+        tried=tuple(tried),
+        left=left,
+        untried=untried,
+    )
 
 
 def _beside(seen: Survey, *, hooks: bool, ci_of: str | None) -> tuple[dict[str, str], dict[str, str]]:

@@ -48,7 +48,7 @@ _ABSENT = re.compile(
 )
 
 
-class Trial(Struct, frozen=True):
+class Trial(Struct, frozen=True, kw_only=True):
     """One way that was tried: how it ended, how long that took, and what it printed last.
 
     Without an ``exit`` it was stopped after ``EACH`` seconds, or never started: then ``why`` says what is missing.
@@ -128,7 +128,7 @@ async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Tri
         lent = await lend_toolchains(way.tools, settings.variables, seen.top)
         lent = lend_dependencies(seen.dependencies, Checkout(path=seen.top), lent)
     except InputError as error:
-        return Trial(way, Lent(), why=error.message)
+        return Trial(way=way, lent=Lent(), why=error.message)
     spec = SandboxSpec(
         toolchains=lent.toolchains,
         env=lent.environment,
@@ -143,14 +143,14 @@ async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Tri
             with trio.move_on_after(EACH):
                 return await _run(way, lent, workspace)
     except PlatformError as error:
-        return Trial(way, lent, why=error.message)
-    return Trial(way, lent, seconds=trio.current_time() - began)
+        return Trial(way=way, lent=lent, why=error.message)
+    return Trial(way=way, lent=lent, seconds=trio.current_time() - began)
 
 
 async def _run(way: Way, lent: Lent, workspace: Workspace) -> Trial:
     began = trio.current_time()
     command = ("sh", "-c", way.command) if isinstance(way.command, str) else way.command
-    tried = Trial(way, lent)
+    tried = Trial(way=way, lent=lent)
     for argv in (*(("sh", "-c", line) for line in way.setup), command):
         ended = await workspace.run(argv, keep_bytes=_MOST)
         lines = (ended.stdout + b"\n" + ended.stderr).decode(errors="replace").splitlines()

@@ -86,13 +86,13 @@ class _Host(Struct, frozen=True, kw_only=True):
         if fact is None or wanted is None:
             self._refuse(value.kubeconfig)
         bound = ClusterSpec(
-            wanted.kubeconfig,
-            fact.context,
-            fact.server,
-            fact.namespace,
-            value.access,
-            fact.plug_in,
-            fact.plug_in_sha256,
+            kubeconfig=wanted.kubeconfig,
+            context=fact.context,
+            server=fact.server,
+            namespace=fact.namespace,
+            access=value.access,
+            plug_in=fact.plug_in,
+            plug_in_sha256=fact.plug_in_sha256,
         )
         return bound if replace(value, kubeconfig=bound.kubeconfig) == bound else self._refuse(value.server)
 

@@ -41,7 +41,9 @@ async def compare(planned: PlanResult, settings: Settings, against: Path | None)
             changes = _changes(old, Compared((run,), texts_of(planned.facts, run.name)))
             compared.append(PlanComparison(f"run {id}", changes))
         else:
-            compared.append(PlanComparison(None, (Change("+", run.name, None, None, run.origin),)))
+            compared.append(
+                PlanComparison(None, (Change(sign="+", where=run.name, old=None, new=None, origin=run.origin),))
+            )
     return compared
 
 

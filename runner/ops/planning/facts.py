@@ -96,7 +96,7 @@ async def gather(
     """
     found, beside = await _probe_all(wanted, settings, pinned=pinned, offline=offline)
     probes = {name: one for name, one in found.items() if one is not None and not isinstance(one, Exception)}
-    look = _Look(settings, git, probes, pinned)
+    look = _Look(settings=settings, git=git, probes=probes, pinned=pinned)
     runs: dict[str, RunFacts] = {}
     for want in wanted:
         missing = [*beside[want.run].missing]
@@ -109,7 +109,7 @@ async def gather(
     return Facts(probes, runs, offline)
 
 
-class _Look(Struct):
+class _Look(Struct, kw_only=True):
     """The look at what the runs ask for, but providers and files; what several runs ask for is looked at once."""
 
     settings: Settings
@@ -257,7 +257,7 @@ def _cluster(cluster: WantedCluster, incident: Path | None, settings: Settings) 
 
     foreign = foreign_places(cluster.beside, incident, settings)
     found = read_target(cluster.kubeconfig, cluster.context, cluster.namespace, settings.reach, foreign=foreign)
-    fact = ClusterFact(found.context, found.server, found.namespace, found.exposed)
+    fact = ClusterFact(context=found.context, server=found.server, namespace=found.namespace, exposed=found.exposed)
     if found.plug_in is None:
         return fact
     found.plug_in.program(settings.variables)  # raises when it is not there

@@ -51,7 +51,7 @@ def read_file(path: Path, limit: int, flags: int = 0) -> bytes:
 def context_file(path: Path) -> ContextFile:
     """Return a regular file's hash and size. Raises ``OSError``, also for a link."""
     content = read_file(path, MAX_FILE, os.O_NOFOLLOW)
-    return ContextFile(path, sha256(content).hexdigest(), len(content))
+    return ContextFile(path=path, sha256=sha256(content).hexdigest(), size=len(content))
 
 
 def texts_of(facts: Facts, *runs: str) -> dict[str, str]:
@@ -78,7 +78,7 @@ def agents_file(root: Path) -> ContextFile | None:
         if error.errno == errno.ELOOP:
             raise ValueError("it is a symbolic link, and none is followed") from error
         raise
-    return ContextFile(root / AGENTS_FILE, sha256(content).hexdigest(), len(content))
+    return ContextFile(path=root / AGENTS_FILE, sha256=sha256(content).hexdigest(), size=len(content))
 
 
 def skill_files(name: str) -> dict[str, ContextFile]:
@@ -170,7 +170,7 @@ class _Look:
         if name == INCIDENT_FILE:
             raise OSError(errno.EFBIG, f"larger than {MAX_FILE >> 20} MiB")
         state = f"{found.st_size} bytes of {found.st_mtime_ns}"
-        return ContextFile(path, sha256(state.encode()).hexdigest(), found.st_size, whole=False)
+        return ContextFile(path=path, sha256=sha256(state.encode()).hexdigest(), size=found.st_size, whole=False)
 
     def words(self) -> str:
         more = f" and {len(self._left) - _NAMED} more" if len(self._left) > _NAMED else ""

@@ -32,7 +32,7 @@ from runner.spec.select import only as only_run
 BUILT_IN = "built-in "  # before the kind of a document of the defaults
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, kw_only=True):
     """Choices beside the manifests: one run only, fields of the task, no look outside, manifests of a fork.
 
     ``seconds`` is the time limit of each run and its agent instead of their own. ``max_cost`` is what all runs together
@@ -51,7 +51,7 @@ class Request(Struct, frozen=True):
     run_cost: float | None = None
 
 
-class PlanResult(Struct, frozen=True):
+class PlanResult(Struct, frozen=True, kw_only=True):
     """A plan with what it was made from: ``documents`` by kind and name, and the settings that change plans.
 
     ``wanted`` is what the runs ask of the host; ``secrets`` are where theirs come from. ``warnings`` stop nothing;
@@ -126,17 +126,17 @@ async def draft_plan(
     given = {spec.name: spec.secrets for spec in specs if spec.secrets}
     warnings, missing = ([f for f in distinct(findings) if (f.severity == "error") is wrong] for wrong in (False, True))
     return PlanResult(
-        plan,
-        facts,
-        path,
-        tuple(warnings),
-        request,
-        written,
-        deciding,
-        {want.run: want for want in wants},
-        given,
-        probed,
-        tuple(missing),
+        plan=plan,
+        facts=facts,
+        path=path,
+        warnings=tuple(warnings),
+        request=request,
+        documents=written,
+        settings=deciding,
+        wanted={want.run: want for want in wants},
+        secrets=given,
+        probed=probed,
+        missing=tuple(missing),
     )
 
 

@@ -24,7 +24,7 @@ def model_faults(selected: Selected, spec: RunSpec) -> list[RunnerError]:
 
     agent = plugins.load("runner.agents", spec.agent).agent
     assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
-    own = agent.set_up(ModelAccess(spec.model.name, "none", "http://127.0.0.1:1")).env
+    own = agent.set_up(ModelAccess(model=spec.model.name, key="none", base_url="http://127.0.0.1:1")).env
     document = selected.agent_type
     read = (*agent.variables, *(_variables() if spec.env else ()))
     found: list[RunnerError] = [

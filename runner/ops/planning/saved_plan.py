@@ -49,16 +49,16 @@ async def load_plan(file: Path, settings: Settings) -> PlanResult:
     except (Foreign, KeyError) as error:
         raise not_compiled(file, str(error)) from error
     return PlanResult(
-        Plan(saved.digest, runs, max_cost_usd=saved.max_cost_usd),
-        facts,
-        site.manifests,
-        tuple(_warnings(saved.warnings)),
-        saved.request,
-        documents or {},
-        saved.settings,
-        saved.wanted,
-        saved.secrets,
-        -math.inf,
+        plan=Plan(saved.digest, runs, max_cost_usd=saved.max_cost_usd),
+        facts=facts,
+        path=site.manifests,
+        warnings=tuple(_warnings(saved.warnings)),
+        request=saved.request,
+        documents=documents or {},
+        settings=saved.settings,
+        wanted=saved.wanted,
+        secrets=saved.secrets,
+        probed=-math.inf,
     )
 
 

@@ -71,10 +71,17 @@ def _read_request(packet: bytes, nonce: str) -> tuple[SlotKey, WorkspaceRequest]
     try:
         asked = json.loads(packet)
         key = read_key(asked["key"])
-        words = (asked["workspace"], asked["run"], nonce, key.limits, asked["project"])
-        return key, WorkspaceRequest(*words, image=key.image)
+        request = WorkspaceRequest(
+            id=asked["workspace"],
+            run=asked["run"],
+            nonce=nonce,
+            limits=key.limits,
+            project=asked["project"],
+            image=key.image,
+        )
     except (ValueError, KeyError, TypeError):
         return None
+    return key, request
 
 
 async def _deliver(connection: trio.socket.SocketType, handle: Handle, handoff: SandboxHandoff) -> bool:

@@ -26,7 +26,7 @@ async def follow(
     Raises ``RunUnfinished`` when the run has lost its runner, as ``is_lost`` says, when it has not ended by its
     deadline and stop budget, or when ``control`` stops the wait. The run itself goes on.
     """
-    record, seen, lost = RunRecord(run), 0, False
+    record, seen, lost = RunRecord(id=run), 0, False
 
     def tell(recorded: Recorded) -> None:
         nonlocal seen

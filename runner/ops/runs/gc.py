@@ -53,7 +53,7 @@ class GcVerdict(StrEnum):
         return self in (GcVerdict.STALE, GcVerdict.OVER_LIMIT)
 
 
-class StoredItem(Struct, frozen=True):
+class StoredItem(Struct, frozen=True, kw_only=True):
     """A file or directory of the runner below ``RUNNER_HOME``, and its ``run`` if that is known."""
 
     kind: str
@@ -65,7 +65,7 @@ class StoredItem(Struct, frozen=True):
     left: str | None = None  # why it could not be removed
 
 
-class Collection(Struct, frozen=True):
+class Collection(Struct, frozen=True, kw_only=True):
     """Result of a collection: ``found`` has everything stale, temporary or of impossible age, ``reaped`` the expired
     workspaces.
 
@@ -105,16 +105,16 @@ def judge(age_seconds: float, retention: float) -> GcVerdict:
 async def collect(settings: Settings, *, dry_run: bool) -> Collection:
     """Remove what is stale, or with ``dry_run`` only list it. Items that could not be removed say why."""
     if not exists(settings.store_url) and not has_history(settings):
-        return Collection((), dry_run)
+        return Collection(found=(), dry_run=dry_run)
     async with open_state(settings) as store:
         with unwrapping_groups():
             deps = dependencies_of(settings, store)
-            env = WorkspaceEnv(settings, store, deps)
+            env = WorkspaceEnv(settings=settings, store=store, deps=deps)
             unknown = await find_unrecorded(store, deps.nonce, settings)
             if behind := [one for one in unknown if one.directory is not None]:
-                return Collection((), dry_run, unknown=tuple(behind))
+                return Collection(found=(), dry_run=dry_run, unknown=tuple(behind))
             if why := await unsteady(env, dry_run=dry_run):
-                return Collection((), dry_run, clock=why)
+                return Collection(found=(), dry_run=dry_run, clock=why)
             own = {row.id for row in await store.workspaces() if row.run is None}
             owned = [h for name in usable_providers() for h in await deps.provider(name).list_owned(deps.nonce)]
             handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
@@ -123,7 +123,7 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
             shown = [k for k in found if k.verdict.goes or k.verdict in said or k.kind == "temporary"]
             done = shown if dry_run else [await _collected(kept, settings, handles, deps, store) for kept in shown]
             reaped = await reap(env, dry_run=dry_run)
-    return Collection(tuple(done), dry_run, tuple(reaped))
+    return Collection(found=tuple(done), dry_run=dry_run, reaped=tuple(reaped))
 
 
 def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: int) -> list[StoredItem]:
@@ -145,7 +145,14 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
             verdict = GcVerdict.UNKNOWN
         if verdict is GcVerdict.YOUNG and path in over:
             verdict = GcVerdict.OVER_LIMIT
-        return StoredItem(kind, path, run, verdict, age, trees.bytes_on_disk(path) if verdict.goes else 0)
+        return StoredItem(
+            kind=kind,
+            path=path,
+            run=run,
+            verdict=verdict,
+            age_seconds=age,
+            bytes=trees.bytes_on_disk(path) if verdict.goes else 0,
+        )
 
     ours = [handle for handle in handles if not handle.adopted]
     found = [kept("workspace", h.tree, h.id.rpartition("-")[0], _touched(_signs(home, h))) for h in ours]
@@ -174,7 +181,9 @@ async def _collected(
         return kept
     lock = _lock(kept, settings.home)
     if lock is None:
-        return StoredItem(kept.kind, kept.path, kept.run, GcVerdict.IN_USE, kept.age_seconds)
+        return StoredItem(
+            kind=kept.kind, path=kept.path, run=kept.run, verdict=GcVerdict.IN_USE, age_seconds=kept.age_seconds
+        )
     try:
         if kept.kind == "workspace":
             (handle,) = [handle for handle in handles if handle.tree == kept.path]
@@ -190,7 +199,15 @@ async def _collected(
 
 
 def _failing(kept: StoredItem, left: str) -> StoredItem:
-    return StoredItem(kept.kind, kept.path, kept.run, kept.verdict, kept.age_seconds, 0, left)
+    return StoredItem(
+        kind=kept.kind,
+        path=kept.path,
+        run=kept.run,
+        verdict=kept.verdict,
+        age_seconds=kept.age_seconds,
+        bytes=0,
+        left=left,
+    )
 
 
 def _lock(kept: StoredItem, home: Path) -> int | None:

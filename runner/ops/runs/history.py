@@ -32,7 +32,7 @@ STATES = (*(status.value for status in Status if status is not Status.PENDING), 
 _DEADLINE = 124  # the exit code of such a run
 
 
-class RunFilter(Struct, frozen=True):
+class RunFilter(Struct, frozen=True, kw_only=True):
     """Filter of a run list; fields that are ``None`` match every run.
 
     ``within`` is a directory that contains the manifests, and ``since`` microseconds since the epoch. ``name`` may
@@ -52,7 +52,7 @@ class RunFilter(Struct, frozen=True):
         return None if self.state is None else stored.get(self.state, self.state)
 
 
-class RunSummary(Struct, frozen=True):
+class RunSummary(Struct, frozen=True, kw_only=True):
     """A row of a run list; ``reason`` and ``message`` say why the run did not succeed.
 
     ``cost_usd`` is ``None`` without a model, and when a price is unknown.
@@ -95,12 +95,12 @@ async def _listed(row: RunRow, store: Reader) -> RunSummary:
     try:
         record = replay(row.id, await store.events(row.id))
     except (KeyError, TypeError, AttributeError, StoreDamaged):
-        return RunSummary(row, state_of(row), message="its events are damaged: `runner store rebuild`")
+        return RunSummary(row=row, state=state_of(row), message="its events are damaged: `runner store rebuild`")
     outcome = record.outcome
     cost = used(record).cost_usd if record.models or record.reported_usage else None
     if outcome is None or outcome.status is Status.SUCCEEDED:
-        return RunSummary(row, state_of(row), cost_usd=cost)
-    return RunSummary(row, state_of(row), outcome.reason, outcome.message, cost)
+        return RunSummary(row=row, state=state_of(row), cost_usd=cost)
+    return RunSummary(row=row, state=state_of(row), reason=outcome.reason, message=outcome.message, cost_usd=cost)
 
 
 async def _read_rows(store: Reader, settings: Settings, wanted: RunFilter) -> list[RunRow]:

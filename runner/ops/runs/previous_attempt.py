@@ -55,7 +55,9 @@ def _left_by(stored: StoredRun) -> PreviousAttempt | None:
         return None
     reason = record.outcome.reason if record.outcome is not None else None
     why = reason.value if reason is not None else record.status.value
-    return PreviousAttempt(record.id, why, header.report, report, tuple(map(_told, commands)), words)
+    return PreviousAttempt(
+        run=record.id, why=why, report=header.report, draft=report, commands=tuple(map(_told, commands)), words=words
+    )
 
 
 def _ended(name: str, directory: Path) -> tuple[ModelAgent, AgentResult] | None:

@@ -48,7 +48,7 @@ from runner.store.sqlite import REBUILD_HINT
 _SILENT = f"wait for its end, or until nothing was heard of it for {DEAD_AFTER:.0f} s"
 
 
-class Recovery(Struct, frozen=True):
+class Recovery(Struct, frozen=True, kw_only=True):
     """Result of a recovery, or with ``dry_run`` its forecast; ``strays`` are directories of runs that never started.
 
     ``workspaces`` were held outside of runs, or kept warm, by a process that died. ``unknown`` is what the store does
@@ -72,7 +72,7 @@ class Recovery(Struct, frozen=True):
 async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -> Recovery:
     """Recover one run of this ``RUNNER_HOME``, or all. Raises ``UnknownRun``, ``RunUnfinished`` for one that lives."""
     if run is None and not exists(settings.store_url) and not has_history(settings):
-        return Recovery((), (), dry_run)
+        return Recovery(runs=(), strays=(), dry_run=dry_run)
     try:
         async with open_state(settings) as store:
             with unwrapping_groups():
@@ -80,7 +80,7 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
                 recovery = await recover_runs(settings, store, deps, usable_providers(), run, dry_run=dry_run)
                 if run is not None:
                     return recovery
-                env = WorkspaceEnv(settings, store, deps)
+                env = WorkspaceEnv(settings=settings, store=store, deps=deps)
                 unknown = {one.id for one in recovery.unknown}
                 workspaces = await complete_changes(env, unknown, dry_run=dry_run)
                 workspaces += await clear_left(env, dry_run=dry_run)
@@ -88,7 +88,7 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
                 return replace(recovery, workspaces=tuple(workspaces), strays=strays)
     except StoreDamaged as error:
         unknown_now = await find_unrecorded(None, None, settings)
-        return Recovery((), (), dry_run, unknown=tuple(unknown_now), damage=error.message)
+        return Recovery(runs=(), strays=(), dry_run=dry_run, unknown=tuple(unknown_now), damage=error.message)
 
 
 async def recover_runs(
@@ -123,7 +123,9 @@ async def recover_runs(
     strays = await _strays(settings.home, {row.id for row in rows}, store, dry_run) if run is None else []
     if not dry_run:
         mounts.remove_stale_stages()
-    return Recovery(tuple(done), tuple(strays), dry_run, unknown=tuple(unknown) if run is None else ())
+    return Recovery(
+        runs=tuple(done), strays=tuple(strays), dry_run=dry_run, unknown=tuple(unknown) if run is None else ()
+    )
 
 
 def require_known(run: str, unknown: Sequence[Unrecorded]) -> None:
@@ -188,7 +190,7 @@ async def _recover(
         record = replay(row.id, history)
     except (StoreDamaged, KeyError) as error:
         message = error.message if isinstance(error, RunnerError) else "its events do not fit together"
-        return [Recovered(row.id, row.name, row.status, left=(message,))]
+        return [Recovered(run=row.id, name=row.name, outcome=row.status, left=(message,))]
     if dry_run:
         return [_foreseen(record, paths)]
     if lacking := [handle for handle in own if ("workspace", handle.id) not in record.resources]:
@@ -239,7 +241,7 @@ def _foreseen(record: RunRecord, paths: RunPaths) -> Recovered:
     saved = "its work" if unsaved(record) else None
     found = [str(path) for path in belongings(record, paths)]
     status = "unknown" if record.ended is None else record.status.value
-    return Recovered(record.id, record.name, status, saved, (*workspaces, *found))
+    return Recovered(run=record.id, name=record.name, outcome=status, saved=saved, removed=(*workspaces, *found))
 
 
 async def _kill_helpers(paths: RunPaths) -> tuple[str, ...]:

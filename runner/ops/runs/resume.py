@@ -60,7 +60,7 @@ from runner.spec.model import Facts, RunFacts
 from runner.steps.agent.plan import AgentBody
 
 
-class ResumePlan(Struct, frozen=True):
+class ResumePlan(Struct, frozen=True, kw_only=True):
     """Plan of a resumed run: each step of its work with the reason why it is reused or not; ``notes`` change
     nothing.
     """
@@ -116,7 +116,9 @@ async def start_resumed_in(
         values = await resolve_secrets(resuming.planned.secrets, [plan], settings, deps.redact, done=reused)
         files = RunFiles(paths.directory, deps.redact.text)
         files.write_plan(plan, digest, plan_inputs_of(resuming.planned, plan, resuming.outputs))
-        handle = RunHandle(id=paths.run, plan=plan, control=RunCancellation(plan.stop_budget_seconds), store=store)
+        handle = RunHandle(
+            id=paths.run, plan=plan, control=RunCancellation(stop_budget_seconds=plan.stop_budget_seconds), store=store
+        )
 
         async def carry_on() -> None:
             try:
@@ -309,7 +311,16 @@ def _decided(run: _Continued, planned: PlanResult) -> ResumePlan:
     steps = decide(plan, keys, {step.id for step in works if made_anew(step)}, run.earlier)
     ids = digests(works, keys)
     reused = {step.step: (step.run, ids[step.step]) for step in steps if step.run is not None}
-    return ResumePlan(run.record.id, plan, planned, steps, ids, (), outputs, ResumeState(run.record.id, reused))
+    return ResumePlan(
+        run=run.record.id,
+        plan=plan,
+        planned=planned,
+        steps=steps,
+        keys=ids,
+        notes=(),
+        outputs=outputs,
+        resumption=ResumeState(run.record.id, reused),
+    )
 
 
 def _member(name: str, planned: PlanResult) -> RunPlan:
@@ -332,7 +343,14 @@ async def _kept(source: StoredRun, resuming: ResumePlan, settings: Settings) -> 
     assert record.saved_work.commit is not None
     repository = RunPaths(settings.home, record.id).repository
     snapshot = record.snapshot if "snapshot" in resuming.resumption.reused else None
-    kept = ResumeSource(repository, record.saved_work.commit, record.base, source.directory, snapshot, record.commits)
+    kept = ResumeSource(
+        repository=repository,
+        commit=record.saved_work.commit,
+        base=record.base,
+        directory=source.directory,
+        snapshot=snapshot,
+        commits=record.commits,
+    )
     _check_kept(kept)
     try:
         await open_git(settings).entries(repository, kept.commit)

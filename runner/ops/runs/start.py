@@ -53,7 +53,7 @@ from runner.steps.verify.run import MAX_OUTPUT
 FRESH_SECONDS = 10.0  # that what planning found of a provider is taken for what it is
 
 
-class RunHandle(Struct, eq=False):
+class RunHandle(Struct, eq=False, kw_only=True):
     """A run that was started.
 
     ``id`` is its id; where an earlier run has its key, the earlier one's as soon as that shows.
@@ -146,7 +146,10 @@ async def start_runs(
         with unwrapping_groups():
             deps = dependencies_of(settings, store, outside, redactor)
             starting = partial(start_in, planned, settings, store, deps, sinks, key=key, ids=ids, advise=advise)
-            async with reaping(WorkspaceEnv(settings, store, deps, advise)), starting(warnings=warnings) as started:
+            async with (
+                reaping(WorkspaceEnv(settings=settings, store=store, deps=deps, advise=advise)),
+                starting(warnings=warnings) as started,
+            ):
                 yield started
 
 
@@ -169,7 +172,7 @@ async def start_in(
         plan.name: RunHandle(
             id=await _free_id(ids[plan.name], store) if ids and plan.name in ids else run_id(secrets.token_bytes(8)),
             plan=plan,
-            control=RunCancellation(plan.stop_budget_seconds),
+            control=RunCancellation(stop_budget_seconds=plan.stop_budget_seconds),
             store=store,
         )
         for plan in planned.plan.runs
@@ -263,7 +266,15 @@ async def _record_projects(planned: PlanResult, store: Store) -> None:
         if isinstance(spec, ProjectSpec) and document.file not in (DEFAULTS, RECORD) and not planned.request.untrusted:
             root, manifest = (str(place.resolve()) for place in (document.directory / spec.root, Path(document.file)))
             protected = tuple(spec.protected_paths)
-            await store.put_project(ProjectRow(document.name, root, spec.workspace_isolation, protected, manifest))
+            await store.put_project(
+                ProjectRow(
+                    name=document.name,
+                    root=root,
+                    workspace_isolation=spec.workspace_isolation,
+                    protected_paths=protected,
+                    manifest=manifest,
+                )
+            )
 
 
 def _blocked(handle: RunHandle, handles: Mapping[str, RunHandle]) -> str | None:

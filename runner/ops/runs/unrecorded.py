@@ -19,7 +19,7 @@ from runner.ports.store import Reader
 from runner.sandbox.directories import WorkspaceTraces, find_workspace_traces
 
 
-class Unrecorded(Struct, frozen=True):
+class Unrecorded(Struct, frozen=True, kw_only=True):
     """A run, or a workspace outside of runs, that the store lacks.
 
     ``directory`` has its events. Without one only ``there`` is left on this host: directories, volumes, mounts, loop
@@ -43,14 +43,14 @@ async def find_unrecorded(store: Reader | None, nonce: str | None, settings: Set
     for kind, path, seq in directories:
         if (known := counts.get(path.name, 0)) < seq:
             why = f"the store has {known} of its {seq} events" if known else "the store does not know it"
-            found[path.name] = Unrecorded(path.name, kind, why, path)
+            found[path.name] = Unrecorded(id=path.name, kind=kind, why=why, directory=path)
     for left in remains:
         owner = left.run or left.workspace
         if owner in found:
             found[owner] = replace(found[owner], there=(*found[owner].there, *left.places))
         elif not _knows(counts, nonce, left):
             why = "the store does not know it" if left.nonce == nonce else "it was made for another store"
-            found[left.workspace] = Unrecorded(left.workspace, "workspace", why, there=left.places)
+            found[left.workspace] = Unrecorded(id=left.workspace, kind="workspace", why=why, there=left.places)
     return [found[id] for id in sorted(found)]
 
 

@@ -30,7 +30,7 @@ async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) ->
     stop_budget = (plan.stop_budget_seconds if plan is not None else 0.0) + _LATE
     async with read_state(settings) as store:
         lost = partial(is_run_lost, store, settings.home, run)
-        return await follow(run, store, sinks, RunCancellation(stop_budget), is_lost=lost)
+        return await follow(run, store, sinks, RunCancellation(stop_budget_seconds=stop_budget), is_lost=lost)
 
 
 def planned(stored: StoredRun) -> RunPlan | None:

@@ -98,12 +98,12 @@ def read_request(given: Mapping[str, Any], settings: Settings, read: Callable[[]
     directory = NOWHERE if nowhere else incident_directory(options.get("workspace"), settings)
     check_names("--namespace", {"namespace": options.get("namespace")})
     check_names("--alert" if "alert" in options else "--resource", incident or {})
-    name = options.get("agent", TriageRequest(NOWHERE).agent)
+    name = options.get("agent", TriageRequest(directory=NOWHERE).agent)
     agent = _agent(name)
     model = options.get("model") or (env.get(agent.model_variable) if agent.model_variable else None)
     triage = TriageRequest(
-        directory,
-        name,
+        directory=directory,
+        agent=name,
         model=model or None,
         prompt=prompt,
         system=_system(options, env, given_as, read),

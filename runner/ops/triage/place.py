@@ -47,7 +47,7 @@ def flags_of(run: RunPlan | None, settings: Settings) -> tuple[str, ...]:
     agent = run.body(AgentBody) if run is not None else None
     if run is None or agent is None:
         return ()
-    limits, cluster, usual = run.limits, agent.cluster, TriageRequest(NOWHERE)
+    limits, cluster, usual = run.limits, agent.cluster, TriageRequest(directory=NOWHERE)
     kubeconfig = cluster.kubeconfig if cluster is not None else None
     found: tuple[str, ...] = ()
     if agent.model is not None and shows_host(run.providers[0]):

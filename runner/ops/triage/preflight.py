@@ -217,7 +217,13 @@ async def _cluster(triage: TriageRequest, settings: Settings) -> list[PreflightC
     target = read_target(triage.kubeconfig, triage.context, triage.namespace, settings.reach, foreign=foreign)
     clusters = Clusters(settings)
     program = target.plug_in.sha256 if target.plug_in is not None else ""
-    grant = ClusterGrant(triage.kubeconfig, target.context, target.server, target.namespace, program)
+    grant = ClusterGrant(
+        kubeconfig=triage.kubeconfig,
+        context=target.context,
+        server=target.server,
+        namespace=target.namespace,
+        plug_in_sha256=program,
+    )
     await clusters.check(grant)
     where = f"{target.context} {target.server}"
     async with clusters.open(grant, lambda request: None) as session:

@@ -32,7 +32,7 @@ Say what you did not check.
 PROMPT = "Find out what is wrong, why, and since when."
 
 
-class TriageRequest(Confidential, frozen=True):
+class TriageRequest(Confidential, frozen=True, kw_only=True):
     """Choices of the person who starts a triage, with ``prompt`` as it was typed.
 
     ``kubeconfig`` is a path, or several as kubectl takes them, all absolute. Without one only files are looked at, and

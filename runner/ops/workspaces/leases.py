@@ -32,7 +32,7 @@ from runner.ports.store import Reader, WorkspaceRow
 COMMAND = "exec"  # what the holder of a lease does who can be asked to end
 
 
-class LeaseState(Struct, frozen=True):
+class LeaseState(Struct, frozen=True, kw_only=True):
     """A lease in a listing; ``state`` is ``live``, ``expired``, or ``dead`` when its holder is."""
 
     id: str
@@ -153,8 +153,16 @@ def _state(lease: Lease, home: Path, liveness: Liveness) -> LeaseState:
         state = "expired"
     elif liveness.is_dead(lease.runner, locked=is_locked(_lock(lease, home))):
         state = "dead"
-    times = (lease.acquired, lease.refreshed, lease.expires)
-    return LeaseState(lease.id, lease.workspace, lease.holder, state, *times, lease.fence)
+    return LeaseState(
+        id=lease.id,
+        workspace=lease.workspace,
+        holder=lease.holder,
+        state=state,
+        acquired=lease.acquired,
+        refreshed=lease.refreshed,
+        expires=lease.expires,
+        fence=lease.fence,
+    )
 
 
 def _lock(lease: Lease, home: Path) -> Path:

@@ -33,7 +33,7 @@ S = WorkspaceStatus
 REAPING = 1.0  # seconds
 
 
-class ReapedWorkspace(Struct, frozen=True):
+class ReapedWorkspace(Struct, frozen=True, kw_only=True):
     """An expired workspace that was removed, or would be; ``saved`` is where its work is kept, ``left`` why it
     stays.
     """
@@ -107,7 +107,12 @@ async def reap(env: WorkspaceEnv, *, dry_run: bool) -> list[ReapedWorkspace]:
     found, now = [], await env.store.now()
     for row in await env.store.workspaces():
         if env.has(row) and _is_due(env, row, now):
-            reaped = ReapedWorkspace(row.id, tree_of(env.settings, row), _end(env, row) or 0, row.path is not None)
+            reaped = ReapedWorkspace(
+                workspace=row.id,
+                tree=tree_of(env.settings, row),
+                expired=_end(env, row) or 0,
+                adopted=row.path is not None,
+            )
             found.append(reaped if dry_run else await _reap(env, row, reaped))
     return found
 

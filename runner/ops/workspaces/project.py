@@ -57,7 +57,9 @@ def new_project(
     if protected and not isolated:
         message = f"project `{name}` is not isolated, so {', '.join(protected)} can be written"
         advice.append(ProtectedIgnored(message, hint="--workspace-isolation"))
-    return ProjectRow(name, os.path.realpath(root), isolated, unite(protected)), advice
+    return ProjectRow(
+        name=name, root=os.path.realpath(root), workspace_isolation=isolated, protected_paths=unite(protected)
+    ), advice
 
 
 async def list_projects(settings: Settings) -> list[ProjectRow]:

@@ -43,7 +43,7 @@ MARGIN = STOP_GRACE + 2 * KILL_GRACE  # seconds before a lease ends in which wha
 _PAUSE = 0.1
 
 
-class WorkspaceEnv(Struct, frozen=True):
+class WorkspaceEnv(Struct, frozen=True, kw_only=True):
     """Settings, store and adapters of workspace commands; ``advise`` is told what a person should know."""
 
     settings: Settings
@@ -91,7 +91,13 @@ async def open_workspace_env(
     make_home(settings)
     async with open_state(settings) as store:
         with unwrapping_groups():
-            yield WorkspaceEnv(settings, store, dependencies_of(settings, store), advise, lease_seconds)
+            yield WorkspaceEnv(
+                settings=settings,
+                store=store,
+                deps=dependencies_of(settings, store),
+                advise=advise,
+                lease_seconds=lease_seconds,
+            )
 
 
 class HeldWorkspace:

@@ -65,7 +65,7 @@ _CONTENT_RULES = ("forbidden:", "max-file-size")
 S = WorkspaceStatus
 
 
-class WorkspaceOptions(Struct, frozen=True):
+class WorkspaceOptions(Struct, frozen=True, kw_only=True):
     """Options of a new workspace: from the directory ``path`` in place, from a repository's ``url``, or empty.
 
     ``image`` is the system that its commands see, on providers that have images.
@@ -80,7 +80,7 @@ class WorkspaceOptions(Struct, frozen=True):
     image: str | None = None
 
 
-class RemovedWorkspace(Struct, frozen=True):
+class RemovedWorkspace(Struct, frozen=True, kw_only=True):
     """A removed workspace: ``receipt`` says what was kept in ``saved``. An adopted ``tree`` stays."""
 
     workspace: str
@@ -173,21 +173,29 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
     on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)
     limits, not_enforced = limits_of(settings, chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe)
     requested = ev.WorkspaceRequested(
-        chosen.provider.name,
-        project.name if project else DEFAULT_PROJECT,
-        options.persistent,
-        limits,
-        settings.workspace_ttl,
-        settings.workspace_max_age,
-        str(path) if path else None,
-        path.stat().st_ino if path else None,
-        options.url,
-        tip.branch if tip else None,
-        not_enforced,
-        chosen.image,
+        provider=chosen.provider.name,
+        project=project.name if project else DEFAULT_PROJECT,
+        persistent=options.persistent,
+        limits=limits,
+        ttl_seconds=settings.workspace_ttl,
+        max_age_seconds=settings.workspace_max_age,
+        path=str(path) if path else None,
+        inode=path.stat().st_ino if path else None,
+        url=options.url,
+        branch=tip.branch if tip else None,
+        not_enforced=not_enforced,
+        image=chosen.image,
     )
     id = str(UUID(bytes=secrets.token_bytes(16), version=4))
-    row = WorkspaceRow(id, chosen.provider.name, S.CREATING, 0, 0, path=requested.path, inode=requested.inode)
+    row = WorkspaceRow(
+        id=id,
+        provider=chosen.provider.name,
+        status=S.CREATING,
+        created=0,
+        used=0,
+        path=requested.path,
+        inode=requested.inode,
+    )
     async with hold(env, row, "create", intent=requested) as held:
         try:
             check_limit(settings.max_workspaces, await env.store.workspaces(), id)
@@ -205,14 +213,14 @@ async def _make(held: HeldWorkspace, provider: Provider, project: ProjectRow | N
     row, env = held.row, held.env
     shared = project is not None and not project.workspace_isolation and row.path is None
     request = WorkspaceRequest(
-        row.id,
-        "",
-        env.deps.nonce,
-        row.limits or Limits(),
-        row.project,
-        shared,
-        Path(row.path) if row.path else None,
-        row.image,
+        id=row.id,
+        run="",
+        nonce=env.deps.nonce,
+        limits=row.limits or Limits(),
+        project=row.project,
+        shared=shared,
+        tree=Path(row.path) if row.path else None,
+        image=row.image,
     )
     handle = await provider.create(request)
     await held.write(ev.WorkspaceStatusChanged(S.PROVISIONING))
@@ -396,7 +404,7 @@ async def finish_destroy(held: HeldWorkspace, *, discard: bool, reason: str = ""
     history = [recorded.event for recorded in await env.store.workspace_events(row.id)]
     settled = any(isinstance(event, ev.WorkspaceSaved | ev.UnsavedWorkDiscarded) for event in history)
     provider, handle = await env.find(row)
-    removed = RemovedWorkspace(row.id, tree=row.path)
+    removed = RemovedWorkspace(workspace=row.id, tree=row.path)
     begun = row.status is S.DESTROYING
     if handle is not None and not handle.adopted and not (begun and settled):
         if discard:
@@ -459,9 +467,9 @@ async def _save(held: HeldWorkspace, work: _Work) -> RemovedWorkspace:
     env, row = held.env, held.row
     commit = work.snapshot.commit
     if not work.changed:
-        saved_work = SavedWork(commit, None, None, 0, 0)
+        saved_work = SavedWork(commit=commit, patch=None, patch_sha256=None, patch_bytes=0, changed=0)
         await held.write(ev.WorkspaceSaved(saved_work))
-        return RemovedWorkspace(row.id, None, saved_work, work.snapshot.ignored)
+        return RemovedWorkspace(workspace=row.id, saved=None, saved_work=saved_work, ignored=work.snapshot.ignored)
     to = env.settings.home / "saved" / row.id
     repository = env.repository(row.id)
     await trio.to_thread.run_sync(partial(to.mkdir, mode=0o700, parents=True, exist_ok=True))
@@ -469,9 +477,9 @@ async def _save(held: HeldWorkspace, work: _Work) -> RemovedWorkspace:
     size = await env.deps.git.patch(repository, row.base, commit, to / PATCH)
     digest = await trio.to_thread.run_sync(_sha256, to / PATCH)
     await trio.to_thread.run_sync(_copy_repository, repository, to / repository.name)
-    saved_work = SavedWork(commit, PATCH, digest, size, work.changed)
+    saved_work = SavedWork(commit=commit, patch=PATCH, patch_sha256=digest, patch_bytes=size, changed=work.changed)
     await held.write(ev.WorkspaceSaved(saved_work))
-    return RemovedWorkspace(row.id, to, saved_work, work.snapshot.ignored)
+    return RemovedWorkspace(workspace=row.id, saved=to, saved_work=saved_work, ignored=work.snapshot.ignored)
 
 
 def _copy_repository(source: Path, to: Path) -> None:

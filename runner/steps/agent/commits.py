@@ -99,11 +99,18 @@ async def _taken(
     tip = authored[-1].commit
     if violations := _judge(authored, policy, mount_plan):
         text = f"{plural(len(violations), 'violation')}: {violations[0]}"
-        return ev.AgentCommitsImported(len(authored), tip, withheld=text, violations=violations[:_NAMED])
+        return ev.AgentCommitsImported(count=len(authored), commit=tip, withheld=text, violations=violations[:_NAMED])
     kept = run.paths.directory / BUNDLE
     tree = await git.accept(repository, quarantine, run.workspace.base, tip, to=kept)
     content = await trio.to_thread.run_sync(kept.read_bytes)
-    return ev.AgentCommitsImported(len(authored), tip, tree, BUNDLE, sha256(content).hexdigest(), len(content))
+    return ev.AgentCommitsImported(
+        count=len(authored),
+        commit=tip,
+        tree=tree,
+        bundle=BUNDLE,
+        bundle_sha256=sha256(content).hexdigest(),
+        bundle_bytes=len(content),
+    )
 
 
 async def _bundle(run: RunContext, mount_plan: MountPlan, base: str) -> bytes | None:

@@ -90,7 +90,7 @@ async def open_way(
     incident = (paths.incident,) if "incident" in run.plan.values else ()
     access = partial(
         ModelAccess,
-        model.name,
+        model=model.name,
         max_turns=model.budget.turns,
         tools=model.tools,
         skills=skills,
@@ -100,7 +100,7 @@ async def open_way(
     )
     if _has_key(model, run.deps):
         await run.emit(ev.WarningIssued(KeyInside.code, f"the key of `{model.name}` was given to the agent", step))
-        yield Way(agent, access(run.deps.model_key(agent.api), run.deps.model_url(agent.api)), None)
+        yield Way(agent, access(key=run.deps.model_key(agent.api), base_url=run.deps.model_url(agent.api)), None)
         return
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
@@ -108,7 +108,15 @@ async def open_way(
         send.send_nowait(_asked(exchange, step))
         if exchange.retry_seconds is not None:
             pause = exchange.retry_seconds
-            send.send_nowait(ev.RetryScheduled(step, "asking the model", MODEL_BUSY, exchange.retry_reason, pause))
+            send.send_nowait(
+                ev.RetryScheduled(
+                    step=step,
+                    operation="asking the model",
+                    code=MODEL_BUSY,
+                    reason=exchange.retry_reason,
+                    pause_seconds=pause,
+                )
+            )
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
@@ -119,7 +127,7 @@ async def open_way(
                     async with open_services() as services, workspace.listen(session.serve) as port:
                         services.start_soon(tell_silence, session, step, send.send_nowait)
                         address = f"http://127.0.0.1:{port}{agent.api.base_path}"
-                        yield Way(agent, access(STANDS_FOR_KEY, address), session)
+                        yield Way(agent, access(key=STANDS_FOR_KEY, base_url=address), session)
                 finally:
                     run.step.awaited = session.waiting_for
 
@@ -139,15 +147,15 @@ async def tell_silence(session: ModelSession, step: str, tell: Callable[[ev.Even
 
 def _asked(exchange: ModelRequest, step: str) -> ev.ModelRequestFinished:
     return ev.ModelRequestFinished(
-        step,
-        exchange.call,
-        exchange.model,
-        exchange.status,
-        exchange.sent_bytes,
-        exchange.received_bytes,
-        exchange.first_byte_seconds,
-        exchange.seconds,
-        exchange.usage,
-        exchange.estimated,
-        exchange.refusal,
+        step=step,
+        call=exchange.call,
+        model=exchange.model,
+        status=exchange.status,
+        sent_bytes=exchange.sent_bytes,
+        received_bytes=exchange.received_bytes,
+        first_byte_seconds=exchange.first_byte_seconds,
+        seconds=exchange.seconds,
+        usage=exchange.usage,
+        estimated=exchange.estimated,
+        refusal=exchange.refusal,
     )

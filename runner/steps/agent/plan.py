@@ -16,7 +16,7 @@ NEEDS = (("preload", "setup", "clone", "provision"),)
 TAKES_SECRETS = True
 
 
-class AgentBody(Struct, frozen=True):
+class AgentBody(Struct, frozen=True, kw_only=True):
     """Templates are filled when the step starts. ``must`` is compared with what is read back from inside.
 
     ``incident`` is the directory for the prompt and the log, ``member`` as in ``RunSpec``. ``cli`` describes the
@@ -60,18 +60,18 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         origin=spec.origins["agent"],
         repeated_on_fallback=True,
         body=AgentBody(
-            spec.agent,
-            spec.system,
-            spec.user,
-            spec.prompt,
-            spec.env,
-            must,
-            mount_plan,
-            spec.model,
-            spec.incident,
-            spec.cluster,
-            spec.member,
-            facts.of(spec.name).cli,
+            agent=spec.agent,
+            system=spec.system,
+            user=spec.user,
+            prompt=spec.prompt,
+            env=spec.env,
+            must=must,
+            mount_plan=mount_plan,
+            model=spec.model,
+            incident=spec.incident,
+            cluster=spec.cluster,
+            member=spec.member,
+            cli=facts.of(spec.name).cli,
         ),
         network=_network(spec),
         mounts=planned_mounts(mount_plan, spec),

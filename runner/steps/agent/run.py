@@ -50,7 +50,7 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
     try:
         async with open_cluster(run, workspace, STEP, body.cluster):
             if body.model is None:
-                ended = await work.carry_out(AgentSetup({}))
+                ended = await work.carry_out(AgentSetup(env={}))
             else:
                 assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
                 async with open_way(agent, body.model, run, workspace, STEP, skills=body.mount_plan.skills) as way:

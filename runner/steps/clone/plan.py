@@ -12,7 +12,7 @@ from runner.spec.model import AGENTS_FILE, ContextFile, Facts, PolicySpec, RunSp
 NEEDS = (("provision",),)
 
 
-class CloneBody(Struct, frozen=True):
+class CloneBody(Struct, frozen=True, kw_only=True):
     """Either ``path`` or ``url``; ``commit`` is ``None`` only in an open plan.
 
     ``within`` is what a path may not lead out of.
@@ -69,14 +69,14 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         origin=spec.origins["clone"],
         repeated_on_fallback=True,
         body=CloneBody(
-            checkout.path,
-            checkout.url,
-            checkout.commit,
-            spec.branch,
-            checkout.depth,
-            checkout.include_dirty,
-            spec.policies,
-            None if spec.shared else facts.of(spec.name).agents_file,
-            checkout.within,
+            path=checkout.path,
+            url=checkout.url,
+            commit=checkout.commit,
+            branch=spec.branch,
+            depth=checkout.depth,
+            include_dirty=checkout.include_dirty,
+            policies=spec.policies,
+            agents_file=None if spec.shared else facts.of(spec.name).agents_file,
+            within=checkout.within,
         ),
     )

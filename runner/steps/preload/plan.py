@@ -14,7 +14,7 @@ from runner.triage.baseline import SECONDS
 NEEDS = (("setup", "clone", "provision"),)
 
 
-class PreloadBody(Struct, frozen=True):
+class PreloadBody(Struct, frozen=True, kw_only=True):
     """``files`` maps parts to files of the incident. The other parts come out of ``cluster``, if there is one."""
 
     parts: tuple[str, ...]
@@ -47,7 +47,14 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     small = {name: file for name, file in found.items() if file.size <= MAX_FILE}
     files = tuple((part, small[name]) for part, name in FILES.items() if part in spec.preload and name in small)
     limit = spec.timeouts["preload"]
-    body = PreloadBody(spec.preload, files, min(SECONDS, limit / 2), mount_plan, spec.cluster, spec.namespace)
+    body = PreloadBody(
+        parts=spec.preload,
+        files=files,
+        baseline_seconds=min(SECONDS, limit / 2),
+        mount_plan=mount_plan,
+        cluster=spec.cluster,
+        namespace=spec.namespace,
+    )
     return Step(
         id="preload",
         kind="preload",

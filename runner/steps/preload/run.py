@@ -73,7 +73,9 @@ async def _assemble(found: Mapping[str, str], whole: str, run: RunContext) -> Ou
     run.results.context = context.text.encode()
     total = sum(context.parts.values())
     about = headline(found["baseline"]) if "baseline" in found else ""
-    run.events.pending.append(ev.ContextPreloaded(STEP, dict(context.parts), total, context.cut, about))
+    run.events.pending.append(
+        ev.ContextPreloaded(step=STEP, parts=dict(context.parts), tokens=total, cut=context.cut, headline=about)
+    )
     if context.whole_tokens > LARGE:
         cut = f"; the last {context.cut:,} characters of the baseline were left out" if context.cut else ""
         message = f"the context comes to {context.whole_tokens:,} tokens (estimated), more than {LARGE:,}{cut}"

@@ -13,7 +13,7 @@ NEEDS = (("lease",),)
 ANEW = True
 
 
-class ProvisionBody(Struct, frozen=True):
+class ProvisionBody(Struct, frozen=True, kw_only=True):
     """``must`` are the features without which a provider of the chain is refused when it is opened.
 
     ``agents_file`` is for the project's directory when that is ``shared``, else for the tree. ``image`` is what
@@ -67,24 +67,24 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         origin=spec.origins["provision"],
         repeated_on_fallback=True,
         body=ProvisionBody(
-            spec.providers,
-            spec.isolation,
-            spec.limits,
-            must,
-            tuple(sorted((found.incident_files or {}).items())),
-            spec.checkout is None,
-            found.script,
-            spec.script.files,
-            spec.project,
-            spec.shared,
-            spec.unprotected,
-            found.agents_file if spec.shared or spec.checkout is None else None,
-            found.image,
-            spec.warm,
-            spec.base_image,
-            spec.pull,
-            tuple(sorted(found.skills.items())),
-            tuple((one.code, one.message) for one in incident_advice(found)),
+            providers=spec.providers,
+            isolation=spec.isolation,
+            limits=spec.limits,
+            must=must,
+            incident=tuple(sorted((found.incident_files or {}).items())),
+            inputs_in_tree=spec.checkout is None,
+            script=found.script,
+            files=spec.script.files,
+            project=spec.project,
+            shared=spec.shared,
+            unprotected=spec.unprotected,
+            agents_file=found.agents_file if spec.shared or spec.checkout is None else None,
+            image=found.image,
+            warm=spec.warm,
+            base_image=spec.base_image,
+            pull=spec.pull,
+            skills=tuple(sorted(found.skills.items())),
+            advice=tuple((one.code, one.message) for one in incident_advice(found)),
         ),
     )
 

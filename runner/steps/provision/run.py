@@ -100,7 +100,15 @@ async def _create(body: ProvisionBody, run: RunContext, provider: Provider, prob
     """Make the workspace; why not, when it could not be made."""
     name = run.workspace_id
     limits = enforceable(body.limits, probe)
-    request = WorkspaceRequest(name, run.id, run.deps.nonce, limits, body.project, body.shared, image=body.image)
+    request = WorkspaceRequest(
+        id=name,
+        run=run.id,
+        nonce=run.deps.nonce,
+        limits=limits,
+        project=body.project,
+        shared=body.shared,
+        image=body.image,
+    )
     run.workspace.attach(provider, probe, None)
     await run.emit(ev.ResourceIntended(STEP, "workspace", name, provider.name))
     try:
@@ -151,7 +159,15 @@ async def _warm(
 def slot_key(body: ProvisionBody, provider: str, probe: Probe) -> SlotKey:
     """The key of the slots that a run's workspace can come from."""
     warm, limits = body.warm, enforceable(body.limits, probe)
-    return SlotKey(provider, body.image, limits, warm.network, warm.toolchains, body.shared, warm.policy)
+    return SlotKey(
+        provider=provider,
+        image=body.image,
+        limits=limits,
+        network=warm.network,
+        toolchains=warm.toolchains,
+        shared=body.shared,
+        policy=warm.policy,
+    )
 
 
 def enforceable(limits: Limits, probe: Probe) -> Limits:

@@ -12,7 +12,7 @@ from runner.spec.model import Facts, PolicySpec, RunSpec
 NEEDS: tuple[tuple[str, ...], ...] = ()
 
 
-class SaveBody(Struct, frozen=True):
+class SaveBody(Struct, frozen=True, kw_only=True):
     """The run's output is delivered to the folder ``output`` of ``incident``; ``None`` keeps it in the run.
 
     ``report`` is the one that is verified, of which an earlier one is kept; ``member`` is as in ``RunSpec``.
@@ -40,7 +40,11 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
         deadline_seconds=spec.stop_budget_seconds,
         origin=spec.origins["finalize"],
         body=SaveBody(
-            spec.message, spec.policies, spec.incident, spec.member, report.path if report is not None else ""
+            message=spec.message,
+            policies=spec.policies,
+            incident=spec.incident,
+            member=spec.member,
+            report=report.path if report is not None else "",
         ),
         when="ended",
     )

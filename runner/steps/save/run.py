@@ -70,7 +70,15 @@ async def _saved_work(run: RunContext, snapshot: Snapshot, changes: Sequence[Cha
     withheld = bool(run.results.offending) or (run.results.snapshot is None and bool(run.unchecked))
     left_out = tuple(sorted(path.decode("utf-8", "backslashreplace") for path in run.results.offending))[:100]
     if not changes:
-        return SavedWork(snapshot.commit, None, None, 0, 0, withheld, left_out)
+        return SavedWork(
+            commit=snapshot.commit,
+            patch=None,
+            patch_sha256=None,
+            patch_bytes=0,
+            changed=0,
+            withheld=withheld,
+            left_out=left_out,
+        )
     name = "withheld.patch" if withheld else "work.patch"
     path = run.paths.directory / name
     path.unlink(missing_ok=True)
@@ -80,7 +88,15 @@ async def _saved_work(run: RunContext, snapshot: Snapshot, changes: Sequence[Cha
         path.unlink(missing_ok=True)  # half of it is worth nothing, and the disk may be full
         raise
     sha256 = await trio.to_thread.run_sync(_sha256, path)
-    return SavedWork(snapshot.commit, name, sha256, size, len(changes), withheld, left_out)
+    return SavedWork(
+        commit=snapshot.commit,
+        patch=name,
+        patch_sha256=sha256,
+        patch_bytes=size,
+        changed=len(changes),
+        withheld=withheld,
+        left_out=left_out,
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -11,7 +11,7 @@ from runner.spec.model import Facts, PolicySpec, RunSpec
 NEEDS = (("scan",),)
 
 
-class SnapshotBody(Struct, frozen=True):
+class SnapshotBody(Struct, frozen=True, kw_only=True):
     """``commits`` is the shape in which the agent's own are bundled; ``None`` when they cannot start at the base.
 
     With ``wants_change`` it fails when nothing was changed.
@@ -47,10 +47,10 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         deadline_seconds=spec.timeouts["snapshot"],
         origin=spec.origins["snapshot"],
         body=SnapshotBody(
-            spec.message,
-            spec.snapshot_branch,
-            spec.policies,
-            mount_plan_of(spec, facts) if commits else None,
-            spec.wants_change,
+            message=spec.message,
+            branch=spec.snapshot_branch,
+            policies=spec.policies,
+            commits=mount_plan_of(spec, facts) if commits else None,
+            wants_change=spec.wants_change,
         ),
     )

@@ -35,7 +35,13 @@ async def perform(body: SnapshotBody, run: RunContext) -> Outcome:
     run.results.snapshot = snapshot
     await run.emit(
         ev.SnapshotPublished(
-            snapshot.commit, snapshot.tree, run.workspace.base, branch, snapshot.entries, snapshot.ignored, len(changes)
+            commit=snapshot.commit,
+            tree=snapshot.tree,
+            base=run.workspace.base,
+            branch=branch,
+            entries=snapshot.entries,
+            ignored=snapshot.ignored,
+            changed=len(changes),
         )
     )
     commits = ""
@@ -54,7 +60,9 @@ async def restore(body: SnapshotBody, run: RunContext) -> None:
     assert run.resume_source is not None
     assert run.resume_source.snapshot is not None  # published when the step succeeded
     old = run.resume_source.snapshot
-    run.results.snapshot = Snapshot(old.commit, old.tree, old.base, old.entries, old.ignored)
+    run.results.snapshot = Snapshot(
+        commit=old.commit, tree=old.tree, base=old.base, entries=old.entries, ignored=old.ignored
+    )
     await run.emit(replace(old, branch=_branch(body, run)))
     await restore_commits(run)
 

@@ -47,7 +47,7 @@ async def check_citations(path: str, run: RunContext) -> list[Check]:
     if wrong:
         found = f"{len(wrong)} of {len(cited)} are wrong: {'; '.join(wrong[:_NAMED])}"
         found += f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-    return [Check(CheckKind.REFERENCE, "report references", not wrong, sanitize(found, _WIDEST))]
+    return [Check(kind=CheckKind.REFERENCE, what="report references", ok=not wrong, found=sanitize(found, _WIDEST))]
 
 
 async def _tell_claims(report: str, evidence: Evidence, run: RunContext) -> None:

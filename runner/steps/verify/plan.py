@@ -37,7 +37,7 @@ def inputs(body: VerifyBody) -> dict[str, object]:
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
-    verify = spec.verify or VerifySpec((), (), (), None, ())
+    verify = spec.verify or VerifySpec(setup=(), required=(), forbidden=(), report=None, commands=())
     outputs = tuple(spec.outputs.values())
     parts = [command_words(c.argv) for c in verify.commands]
     if verify.required or verify.forbidden:
@@ -50,7 +50,13 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     if not what and not outputs:
         return None
     lent = spec.lent
-    mount_plan = MountPlan((), lent.toolchains, False, environment=lent.environment, dependencies=lent.dependencies)
+    mount_plan = MountPlan(
+        protected=(),
+        toolchains=lent.toolchains,
+        incident=False,
+        environment=lent.environment,
+        dependencies=lent.dependencies,
+    )
     return Step(
         id="verify",
         kind="verify",

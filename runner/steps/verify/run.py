@@ -41,7 +41,7 @@ class Results(Struct):
     no_evidence: bool = False
 
     def add(self, kind: CheckKind, what: str, ok: bool, found: str = "", size_bytes: int | None = None) -> None:
-        self.checks.append(Check(kind, what, ok, found, size_bytes))
+        self.checks.append(Check(kind=kind, what=what, ok=ok, found=found, size_bytes=size_bytes))
 
     def outcome(self) -> Outcome:
         total = len(self.checks)

@@ -76,7 +76,9 @@ async def test_its_sub_runner_says_which_variable_is_missing(agent: AgentCandida
 
 
 def test_what_it_prepares_is_in_the_home_directory(agent: AgentCandidate) -> None:
-    setup = of_model(agent).set_up(ModelAccess("some-model", KEY, "http://127.0.0.1:4711/base", max_turns=3))
+    setup = of_model(agent).set_up(
+        ModelAccess(model="some-model", key=KEY, base_url="http://127.0.0.1:4711/base", max_turns=3)
+    )
 
     for place in (*setup.files, *setup.context, *setup.skill_folders):
         assert not PurePosixPath(place).is_absolute()
@@ -85,7 +87,7 @@ def test_what_it_prepares_is_in_the_home_directory(agent: AgentCandidate) -> Non
 
 
 def test_it_talks_to_the_gateway_when_there_is_one(agent: AgentCandidate) -> None:
-    setup = of_model(agent).set_up(ModelAccess("some-model", KEY, "http://127.0.0.1:4711/base"))
+    setup = of_model(agent).set_up(ModelAccess(model="some-model", key=KEY, base_url="http://127.0.0.1:4711/base"))
 
     assert "127.0.0.1:4711" in "\n".join((*setup.env.values(), *setup.files.values()))
 

@@ -263,4 +263,6 @@ async def test_processors_are_limited(limited: Callable[[Limits], Awaitable[Plac
 async def test_a_limit_that_cannot_be_kept_is_refused(provider: Provider) -> None:
     """No provider can limit the disk of one workspace of a project that is seen whole."""
     with pytest.raises(ProviderFailed, match="disk"):
-        await provider.create(WorkspaceRequest("never", "run-1", "nonce", Limits(disk_bytes=MIB), shared=True))
+        await provider.create(
+            WorkspaceRequest(id="never", run="run-1", nonce="nonce", limits=Limits(disk_bytes=MIB), shared=True)
+        )

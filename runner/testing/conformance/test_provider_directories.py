@@ -368,13 +368,13 @@ async def test_directories_without_a_record_are_left_and_named(place: Place) -> 
 
 async def test_an_id_that_is_a_path_is_refused(provider: Provider) -> None:
     with pytest.raises(ProviderFailed):
-        await provider.create(WorkspaceRequest("../x", "run-1", "nonce"))
+        await provider.create(WorkspaceRequest(id="../x", run="run-1", nonce="nonce"))
 
 
 async def test_making_a_workspace_again_is_refused_and_leaves_the_first(place: Place) -> None:
     place.write("work", "precious")
     with pytest.raises(ProviderFailed):
-        await place.provider.create(WorkspaceRequest(place.handle.id, "run-2", place.nonce))
+        await place.provider.create(WorkspaceRequest(id=place.handle.id, run="run-2", nonce=place.nonce))
 
     assert (place.handle.tree / "work").read_text() == "precious"
 

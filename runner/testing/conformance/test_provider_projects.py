@@ -31,7 +31,7 @@ async def make(provider: Provider, tmp_path: Path) -> AsyncIterator[Make]:
 
     async def one(project: str = "shop", *, shared: bool = True, tree: Path | None = None) -> Handle:
         id = f"check-{os.getpid()}-p{next(NUMBERS)}-"
-        request = WorkspaceRequest(id, "run-1", "nonce", project=project, shared=shared, tree=tree)
+        request = WorkspaceRequest(id=id, run="run-1", nonce="nonce", project=project, shared=shared, tree=tree)
         made.append(await provider.create(request))
         return made[-1]
 

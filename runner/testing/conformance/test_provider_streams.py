@@ -150,7 +150,9 @@ async def test_an_idle_command_lives(
     async with AsyncExitStack() as stack:
         idle: list[Process] = []
         for provider in [provider for provider in providers if (await provider.probe()).available]:
-            handle = await provider.create(WorkspaceRequest(f"idle-{os.getpid()}-{len(idle)}", "run-1", "nonce"))
+            handle = await provider.create(
+                WorkspaceRequest(id=f"idle-{os.getpid()}-{len(idle)}", run="run-1", nonce="nonce")
+            )
             stack.push_async_callback(provider.destroy, handle)
             workspace = await stack.enter_async_context(provider.open(handle, SandboxSpec()))
             idle.append(await stack.enter_async_context(workspace.exec(["cat"])))

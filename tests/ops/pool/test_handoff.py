@@ -25,7 +25,7 @@ from runner.ports.store import PoolRow
 from runner.store.memory import MemoryStore
 from tests.support.fake_provider import FakeProvider
 
-KEY = SlotKey("fake", None, Limits())
+KEY = SlotKey(provider="fake", image=None, limits=Limits())
 NAME = name_of(KEY)
 
 
@@ -46,7 +46,7 @@ class Kept:
         )
 
     def request(self, workspace: str) -> WorkspaceRequest:
-        return WorkspaceRequest(workspace, "run", self.store.nonce, project="shop")
+        return WorkspaceRequest(id=workspace, run="run", nonce=self.store.nonce, project="shop")
 
     async def ready(self, *ids: str) -> None:
         with trio.fail_after(60):
@@ -103,10 +103,13 @@ async def test_a_miss_says_why(tmp_path: Path) -> None:
 
 
 async def test_where_nobody_keeps_a_pool_there_is_no_answer(tmp_path: Path) -> None:
-    assert await warm(tmp_path, FakeProvider(tmp_path), KEY, WorkspaceRequest("run-1", "run", "n")) is None
+    assert await warm(tmp_path, FakeProvider(tmp_path), KEY, WorkspaceRequest(id="run-1", run="run", nonce="n")) is None
     async with kept(tmp_path / "home"):
         pass
-    assert await warm(tmp_path / "home", FakeProvider(tmp_path), KEY, WorkspaceRequest("run-1", "run", "n")) is None
+    assert (
+        await warm(tmp_path / "home", FakeProvider(tmp_path), KEY, WorkspaceRequest(id="run-1", run="run", nonce="n"))
+        is None
+    )
 
 
 async def test_one_that_breaks_off_costs_a_slot_and_leaves_nothing(tmp_path: Path) -> None:
@@ -137,7 +140,7 @@ async def test_one_that_breaks_off_costs_a_slot_and_leaves_nothing(tmp_path: Pat
 
 
 async def test_what_a_keeper_has_made_before_it_died_is_removed(tmp_path: Path) -> None:
-    provider, request = FakeProvider(tmp_path), WorkspaceRequest("run-1", "run", "n")
+    provider, request = FakeProvider(tmp_path), WorkspaceRequest(id="run-1", run="run", nonce="n")
     await provider.create(request)
     (tmp_path / PLACE).mkdir()
     with listening(tmp_path) as listener:

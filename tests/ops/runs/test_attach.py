@@ -13,7 +13,7 @@ from runner.events import events as ev
 from runner.ops.runs.attach import follow
 from runner.store.memory import MemoryStore
 
-STARTED = ev.RunStarted("fix", "sha256:1", "0.1.0", {"agent": "agent"}, 60.0)
+STARTED = ev.RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={"agent": "agent"}, deadline_seconds=60.0)
 ENDED = ev.RunEnded(succeeded("done"), 0)
 
 
@@ -59,7 +59,7 @@ class Elsewhere:
 async def test_a_run_is_followed_until_it_ends_or_cannot(
     run: Elsewhere, seconds: int, said: str, autojump_clock: MockClock
 ) -> None:
-    assert await run.followed(RunCancellation(5.0)) == said
+    assert await run.followed(RunCancellation(stop_budget_seconds=5.0)) == said
 
     assert run.seen == [*run._events]
     assert trio.current_time() == pytest.approx(seconds, abs=1)
@@ -77,13 +77,13 @@ async def test_an_end_that_was_written_before_the_lock_was_let_go_counts(autojum
     store = LateJournal(now)
     await store.append("a", [STARTED, ENDED])
 
-    record = await follow("a", store, [], RunCancellation(5.0), is_lost=lost)
+    record = await follow("a", store, [], RunCancellation(stop_budget_seconds=5.0), is_lost=lost)
 
     assert record.status == "succeeded"
 
 
 async def test_who_is_told_to_stop_stops_following(autojump_clock: MockClock) -> None:
-    run, control = Elsewhere(STARTED), RunCancellation(5.0)
+    run, control = Elsewhere(STARTED), RunCancellation(stop_budget_seconds=5.0)
     control.work.cancel()
 
     assert await run.followed(control) == "run `a` has not ended"

@@ -153,7 +153,7 @@ def test_a_workspace_that_was_kept_goes_with_its_record(project: Project) -> Non
     provider = ProcessProvider(project.home / "state")
     with closing(sqlite3.connect(project.home / "state" / "state.db")) as store:
         (nonce,) = store.execute("SELECT nonce FROM meta").fetchone()
-    handle = trio.run(provider.create, WorkspaceRequest(f"{record['id']}-1", record["id"], nonce))
+    handle = trio.run(provider.create, WorkspaceRequest(id=f"{record['id']}-1", run=record["id"], nonce=nonce))
     (handle.tree / "made").write_text("work\n")
 
     assert found(project)[handle.id] == "stale"

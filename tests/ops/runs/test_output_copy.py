@@ -30,7 +30,7 @@ def leave(tmp_path: Path) -> Leave:
         runs = [{"name": "triage", "steps": [verify]}]
         plan = {"format": FORMAT, "digest": "x", "runs": runs, "inputs": {"request": asked}}
         (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
-        return copy_output(tmp_path / "run", RunRecord("7k3q", log=str(log)))
+        return copy_output(tmp_path / "run", RunRecord(id="7k3q", log=str(log)))
 
     return leave
 
@@ -114,4 +114,4 @@ def test_a_log_that_has_no_place_leaves_no_half_of_it(leave: Leave, tmp_path: Pa
 
 
 def test_a_plan_that_is_gone_asks_for_nothing(tmp_path: Path) -> None:
-    assert copy_output(tmp_path, RunRecord("7k3q")) == []
+    assert copy_output(tmp_path, RunRecord(id="7k3q")) == []

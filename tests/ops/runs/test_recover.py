@@ -143,8 +143,14 @@ def claim(path: Path, run: str, slot: str) -> None:
 async def test_a_keeper_that_begins_clears_no_slot_that_a_workspace_was_claimed_from(tmp_path: Path) -> None:
     store, provider = MemoryStore(now_microseconds), FakeProvider(tmp_path)
     for id in ("slot-1", "slot-2"):
-        await provider.create(WorkspaceRequest(id, "", store.nonce))
-    await store.append("r", [RunStarted("work", "", "", {}, 1.0), ResourceIntended("", "workspace", "r-1", "fake")])
+        await provider.create(WorkspaceRequest(id=id, run="", nonce=store.nonce))
+    await store.append(
+        "r",
+        [
+            RunStarted(name="work", plan="", runner="", steps={}, deadline_seconds=1.0),
+            ResourceIntended("", "workspace", "r-1", "fake"),
+        ],
+    )
     await store.append("r", [SlotClaimed("r-1", "slot-1")])
 
     assert await clear(store, [provider]) == {"slot-2": None}

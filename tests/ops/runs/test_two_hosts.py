@@ -113,7 +113,9 @@ async def test_pools_that_a_keeper_keeps_elsewhere_are_left_to_it(project: Proje
     async with open_workspace_env(settings) as here, open_workspace_env(other) as there:
         assert there.store.runner is not None
         await there.store.register()
-        await there.store.put_slot(SlotRow("slot-1", "pool", SlotState.READY, there.store.runner.id))
+        await there.store.put_slot(
+            SlotRow(id="slot-1", pool="pool", state=SlotState.READY, keeper=there.store.runner.id)
+        )
 
         with pytest.raises(PoolKept, match=f"are kept by process {os.getpid()} of host"):
             async with open_pool(here, [], print):

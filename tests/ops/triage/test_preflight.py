@@ -35,7 +35,7 @@ def tools(tmp_path: Path) -> Path:
 
 
 def wanted(tools: Path, agent: str, provider: str = "process") -> TriageRequest:
-    return TriageRequest(tools, agent, providers=(provider,), image=None, toolchains=(str(tools),))
+    return TriageRequest(directory=tools, agent=agent, providers=(provider,), image=None, toolchains=(str(tools),))
 
 
 def found(checked: list[PreflightCheck], what: str) -> PreflightCheck:
@@ -165,15 +165,15 @@ async def test_what_is_missing_is_said_with_what_to_do(tools: Path) -> None:
 @pytest.mark.parametrize(
     ("triage", "what", "good", "words"),
     [
-        (TriageRequest(NOWHERE, memory="5"), "plan", False, "--memory: `5` is not a size"),
-        (TriageRequest(NOWHERE, tools=("Foo",)), "plan", False, "--allowed-tools: `Foo` is not a tool"),
+        (TriageRequest(directory=NOWHERE, memory="5"), "plan", False, "--memory: `5` is not a size"),
+        (TriageRequest(directory=NOWHERE, tools=("Foo",)), "plan", False, "--allowed-tools: `Foo` is not a tool"),
         (
-            TriageRequest(NOWHERE, tools=("Read",)),
+            TriageRequest(directory=NOWHERE, tools=("Read",)),
             "plan",
             None,
             "--allowed-tools: with Read alone the agent cannot write",
         ),
-        (TriageRequest(Path("/nonexistent/INC-1")), "incident", None, "is not there yet"),
+        (TriageRequest(directory=Path("/nonexistent/INC-1")), "incident", None, "is not there yet"),
     ],
 )
 async def test_what_a_run_would_refuse_is_said(
@@ -200,7 +200,12 @@ async def test_what_a_run_would_refuse_is_said(
 )
 def test_a_right_that_nobody_knows_of_is_not_said_to_lack(known: dict[str, bool], good: bool | None, text: str) -> None:
     told = rights_told(
-        ClusterPermissions("prod-eu", "payments", **known, warnings=("whether the rest can be read is not known: why",))
+        ClusterPermissions(
+            cluster="prod-eu",
+            namespace="payments",
+            **known,
+            warnings=("whether the rest can be read is not known: why",),
+        )
     )
 
     assert told.good is good

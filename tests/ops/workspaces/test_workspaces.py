@@ -239,7 +239,11 @@ async def test_a_workspace_of_an_isolated_project_gets_its_agents_file_and_prote
     env: WorkspaceEnv, house: House
 ) -> None:
     (house.theirs / "AGENTS.md").write_text("be kind\n")
-    await env.store.put_project(ProjectRow("shop", str(house.theirs), True, (".runner/", "AGENTS.md")))
+    await env.store.put_project(
+        ProjectRow(
+            name="shop", root=str(house.theirs), workspace_isolation=True, protected_paths=(".runner/", "AGENTS.md")
+        )
+    )
 
     row = await ws.create(env, WorkspaceOptions(project="shop"))
 
@@ -254,7 +258,9 @@ async def test_a_workspace_of_an_isolated_project_gets_its_agents_file_and_prote
 @pytest.mark.scenario("ISO-08")
 async def test_a_workspace_that_begins_with_an_agents_file_keeps_it(env: WorkspaceEnv, house: House) -> None:
     (house.theirs / "AGENTS.md").write_text("be kind\n")
-    await env.store.put_project(ProjectRow("shop", str(house.theirs), True, ()))
+    await env.store.put_project(
+        ProjectRow(name="shop", root=str(house.theirs), workspace_isolation=True, protected_paths=())
+    )
     own = folder(house.theirs / "own")
     (own / "AGENTS.md").write_text("be quick\n")
 
@@ -266,7 +272,9 @@ async def test_a_workspace_that_begins_with_an_agents_file_keeps_it(env: Workspa
 @pytest.mark.scenario("ISO-13", only="local")
 async def test_a_workspace_of_a_shared_project_sees_the_project(env: WorkspaceEnv, house: House) -> None:
     (house.theirs / "AGENTS.md").write_text("be kind\n")
-    await env.store.put_project(ProjectRow("shop", str(house.theirs), False, ("AGENTS.md",)))
+    await env.store.put_project(
+        ProjectRow(name="shop", root=str(house.theirs), workspace_isolation=False, protected_paths=("AGENTS.md",))
+    )
 
     row = await ws.create(env, WorkspaceOptions(project="shop"))
 
@@ -632,8 +640,10 @@ async def test_destroying_finishes_what_was_cut_off(env: WorkspaceEnv, row: Work
 
 
 async def test_recovering_finishes_what_the_dead_have_begun(env: WorkspaceEnv, house: House) -> None:
-    making = WorkspaceRow("4f2a-half-made", "local", S.CREATING, 0, 0)
-    requested = ev.WorkspaceRequested("local", "default", False, Limits(), 30.0)
+    making = WorkspaceRow(id="4f2a-half-made", provider="local", status=S.CREATING, created=0, used=0)
+    requested = ev.WorkspaceRequested(
+        provider="local", project="default", persistent=False, limits=Limits(), ttl_seconds=30.0
+    )
     half = HeldWorkspace(env, making, "create 1")
     await half.write(requested)
     await half.lease_holder.acquire(half.write)

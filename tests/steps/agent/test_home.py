@@ -18,8 +18,8 @@ FILES = {".config/cli/settings.json": "100%s \\n 'it' \"is\" $HOME `x`", ".hints
 def test_files_are_written_as_they_are_for_their_user_only_and_skills_linked(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     home.mkdir()
-    paths = replace(Paths(*["/nowhere"] * len(Paths.__struct_fields__)), home=str(home), skills="/skills")
-    words = furnish(AgentSetup({}, FILES), paths, ["one", "two"])
+    paths = replace(Paths(**dict.fromkeys(Paths.__struct_fields__, "/nowhere")), home=str(home), skills="/skills")
+    words = furnish(AgentSetup(env={}, files=FILES), paths, ["one", "two"])
     for _ in range(2):  # a later agent step of a run finds what an earlier one had
         subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
 
@@ -30,13 +30,13 @@ def test_files_are_written_as_they_are_for_their_user_only_and_skills_linked(tmp
         "/skills/two",
     ]
     assert sorted(os.listdir(home / ".agents" / "skills")) == ["one", "two"]
-    assert furnish(AgentSetup({}), paths, []) == ()
+    assert furnish(AgentSetup(env={}), paths, []) == ()
 
 
 def test_a_file_that_can_not_be_written_ends_it(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
-    paths = replace(Paths(*["/nowhere"] * len(Paths.__struct_fields__)), home=str(tmp_path))
-    words = furnish(AgentSetup({}, {"taken/it": "x", "later": "y"}), paths, ["one"])
+    paths = replace(Paths(**dict.fromkeys(Paths.__struct_fields__, "/nowhere")), home=str(tmp_path))
+    words = furnish(AgentSetup(env={}, files={"taken/it": "x", "later": "y"}), paths, ["one"])
 
     assert subprocess.run(words, check=False, stderr=subprocess.DEVNULL).returncode != 0
     assert not (tmp_path / "later").exists()
