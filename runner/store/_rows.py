@@ -15,7 +15,7 @@ def as_rows(kind: type[T], found: Iterable[Sequence[object]]) -> Iterator[T]:
         for (name, wanted), value in zip(kinds.items(), values, strict=True):
             if not isinstance(value, wanted):
                 raise TypeError(f"`{name}` is {value!r}")
-        yield kind(*values)
+        yield kind(**dict(zip(kinds, values, strict=True)))
 
 
 def storable(path: str) -> str:
