@@ -28,8 +28,13 @@ def installed_version(program: Path, package: str) -> str:
 
 
 def pinned_version(package: str) -> str:
-    """Return the version of a package that this runner is tested with."""
-    return str(_json_of(shipped("runners") / "image" / "package.json")["dependencies"][package])
+    """Return the version of a package that this runner is tested with; empty for a CLI of another distribution."""
+    return str(_json_of(shipped("runners") / "image" / "package.json")["dependencies"].get(package, ""))
+
+
+def installable(package: str) -> str:
+    """Return the name to install a package by, in the tested version if there is one."""
+    return f"{package}@{pin}" if (pin := pinned_version(package)) else package
 
 
 def _json_of(file: Path) -> Mapping[str, Any]:

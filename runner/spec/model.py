@@ -60,7 +60,7 @@ class CliVersion(Struct, frozen=True):
 
     @property
     def is_tested(self) -> bool:
-        return self.found == self.tested
+        return self.tested in ("", self.found)
 
 
 class Lent(Struct, frozen=True):

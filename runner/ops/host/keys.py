@@ -81,7 +81,8 @@ def agent_keys(settings: Settings) -> tuple[AgentKey, ...]:
 
 
 def _key(name: str, agent: ModelAgent, settings: Settings) -> AgentKey:
-    key, model = settings.model_keys[agent.api.value], defaults()[f"AgentType {name}"].written["model"]
+    key, own = settings.model_keys[agent.api.value], defaults().get(f"AgentType {name}")
+    model = own.written["model"] if own is not None else ""
     try:
         usable_key(key)
         settings.model_url(agent.api.value)

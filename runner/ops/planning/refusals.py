@@ -12,7 +12,7 @@ import runner.agents
 from runner.cluster.clusters import Clusters
 from runner.core import plugins
 from runner.core.errors import CliMissing, Rejected, RunnerError, distinct
-from runner.core.npm_package import find_program, pinned_version
+from runner.core.npm_package import find_program, installable
 from runner.core.redact import Redactor
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
@@ -134,7 +134,7 @@ async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:
     folders = [*map(program_directory, one.toolchains)]
     if find_program(folders, agent.program) is not None:
         return []
-    package = f"{agent.package}@{pinned_version(agent.package)}"
+    package = installable(agent.package)
     provider = open_provider(one.provider, settings)
     if isinstance(provider, Images):
         labels = await provider.labels(one.image) if one.image is not None else {}

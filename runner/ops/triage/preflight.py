@@ -17,7 +17,7 @@ import runner.agents
 from runner.cluster.clusters import Clusters
 from runner.core import plugins
 from runner.core.errors import ImageMissing, ProviderUnavailable, Rejected, RunnerError, nearest
-from runner.core.npm_package import installed_version, pinned_version
+from runner.core.npm_package import installable, installed_version, pinned_version
 from runner.core.settings import Settings
 from runner.gateway.gateway import usable_key
 from runner.manifest.load import defaults
@@ -199,9 +199,9 @@ def _program(triage: TriageRequest) -> PreflightCheck:
         return PreflightCheck("agent", False, f"`{triage.agent}` is not on this host", install_hint(triage.agent))
     package = plugins.load(runner.agents, triage.agent).agent.package
     version, pin = installed_version(where, package), pinned_version(package)
-    if version not in ("", pin):
+    if pin and version not in ("", pin):
         return PreflightCheck(
-            "agent", None, f"{where} {version}", f"install the tested one: npm install {package}@{pin}"
+            "agent", None, f"{where} {version}", f"install the tested one: npm install {installable(package)}"
         )
     return PreflightCheck("agent", True, f"{where} {version}".rstrip())
 
