@@ -68,14 +68,27 @@ class End:
     said: str = ""
 
 
+@dataclass(frozen=True)
+class SmokeRequest:
+    """The cheapest request that has an answer, below the provider's base URL."""
+
+    model: str
+    target: str
+    body: Mapping[str, object]
+
+
 class Api(Protocol):
     """A provider's API. ``forwarded`` are the headers of a request that are forwarded, beside the usual few.
 
-    Each event that says how an answer ends contains one of ``marks``.
+    Each event that says how an answer ends contains one of ``marks``. ``headers`` go with the runner's own requests:
+    ``smoke`` to a model, and ``models`` for the list of them.
     """
 
     forwarded: frozenset[bytes]
     marks: tuple[bytes, ...]
+    headers: tuple[tuple[bytes, bytes], ...]
+    smoke: SmokeRequest
+    models: str
 
     def route(self, method: str, path: str) -> Call | None:
         """Return the call that a request makes; ``None`` when it must not be forwarded."""

@@ -7,7 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.core.model import ModelRefusal, Reason
-from runner.gateway.api import Api, Call, Counts, End, Kind, end_of, failed_end, inner, objects, reason_of, whole
+from runner.gateway.api import (
+    Api,
+    Call,
+    Counts,
+    End,
+    Kind,
+    SmokeRequest,
+    end_of,
+    failed_end,
+    inner,
+    objects,
+    reason_of,
+    whole,
+)
 
 _TYPES = {400: "invalid_request_error", 403: "permission_error", 404: "not_found_error", 502: "api_error"}
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_", "tool_search_tool_")
@@ -25,6 +38,13 @@ _WHOLE = ("end_turn", "tool_use", "stop_sequence", "pause_turn", "compaction")
 class Anthropic:
     forwarded = frozenset({b"anthropic-version", b"anthropic-beta"})
     marks: tuple[bytes, ...] = (b"message_stop", b"stop_reason", b"error")
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"anthropic-version", b"2023-06-01"),)
+    smoke = SmokeRequest(
+        "claude-haiku-5-5",
+        "/v1/messages",
+        {"model": "claude-haiku-5-5", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]},
+    )
+    models = "/v1/models?limit=1000"
 
     def route(self, method: str, path: str) -> Call | None:
         match method, path:

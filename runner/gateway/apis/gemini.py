@@ -16,6 +16,7 @@ from runner.gateway.api import (
     Counts,
     End,
     Kind,
+    SmokeRequest,
     end_of,
     failed_end,
     inner,
@@ -43,6 +44,13 @@ _SECONDS = re.compile(r"(\d{1,6}(?:\.\d{1,9})?)s", re.ASCII)
 class Gemini:
     forwarded = frozenset({b"x-goog-api-client"})
     marks: tuple[bytes, ...] = (b"finishReason", b"blockReason", b"error")
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    smoke = SmokeRequest(
+        "gemini-2.5-flash-lite",
+        "/v1beta/models/gemini-2.5-flash-lite:generateContent",
+        {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}], "generationConfig": {"maxOutputTokens": 1}},
+    )
+    models = "/v1beta/models?pageSize=1000"
 
     def route(self, method: str, path: str) -> Call | None:
         if method == "GET" and path in ("/v1beta/models", "/v1/models"):

@@ -8,7 +8,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from runner.core.model import ModelRefusal, Reason
-from runner.gateway.api import Api, Call, Counts, End, Kind, end_of, failed_end, inner, objects, reason_of, whole
+from runner.gateway.api import (
+    Api,
+    Call,
+    Counts,
+    End,
+    Kind,
+    SmokeRequest,
+    end_of,
+    failed_end,
+    inner,
+    objects,
+    reason_of,
+    whole,
+)
 
 _CODES = {
     ModelRefusal.MODEL: "model_not_allowed",
@@ -31,6 +44,13 @@ _WHOLE = ("stop", "tool_calls", "function_call")
 class OpenAi:
     forwarded = frozenset({b"openai-beta", b"originator", b"session-id", b"thread-id", b"session_id"})
     marks: tuple[bytes, ...] = (b"finish_reason", *(word.encode() for word in _LAST), b'"status"', b"error")
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    smoke = SmokeRequest(
+        "gpt-4.1-nano",
+        "/v1/chat/completions",
+        {"model": "gpt-4.1-nano", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]},
+    )
+    models = "/models"
 
     def route(self, method: str, path: str) -> Call | None:
         below = path.removeprefix("/v1")

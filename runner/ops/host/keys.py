@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 
 import trio
 
@@ -14,6 +15,7 @@ from runner.core import plugins
 from runner.core.errors import KeyMissing, UsageError
 from runner.core.model import Budget, Usage
 from runner.core.settings import Settings
+from runner.gateway.api import SmokeRequest
 from runner.gateway.gateway import ModelGateway, usable_key
 from runner.manifest.load import defaults
 from runner.ports.agent import ModelAgent
@@ -42,34 +44,6 @@ class KeyTest:
     seconds: float
     usage: Usage
     problem: str | None
-
-
-@dataclass(frozen=True)
-class _Tiny:
-    model: str
-    target: str
-    body: dict[str, object]
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-_TINY = {
-    Api.ANTHROPIC: _Tiny(
-        "claude-haiku-5-5",
-        "/v1/messages",
-        {"model": "claude-haiku-5-5", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]},
-        (("anthropic-version", "2023-06-01"),),
-    ),
-    Api.OPENAI: _Tiny(
-        "gpt-4.1-nano",
-        "/v1/chat/completions",
-        {"model": "gpt-4.1-nano", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]},
-    ),
-    Api.GEMINI: _Tiny(
-        "gemini-2.5-flash-lite",
-        "/v1beta/models/gemini-2.5-flash-lite:generateContent",
-        {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}], "generationConfig": {"maxOutputTokens": 1}},
-    ),
-}
 
 
 def agent_keys(settings: Settings) -> tuple[AgentKey, ...]:
@@ -101,11 +75,12 @@ async def spend(settings: Settings, apis: set[Api]) -> list[KeyTest]:
 async def _ask(api: Api, settings: Settings) -> KeyTest:
     import h11
 
-    tiny = _TINY[api]
+    sent = import_module(f"runner.gateway.apis.{api.value}").api
+    tiny: SmokeRequest = sent.smoke
     told: list[ModelRequest] = []
     body = json.dumps(tiny.body).encode()
     wire = h11.Connection(h11.CLIENT)
-    headers = [*tiny.headers, ("host", "gateway"), ("content-type", "application/json")]
+    headers = [*sent.headers, ("host", "gateway"), ("content-type", "application/json")]
     headers += [("content-length", str(len(body))), ("connection", "close")]
     request = h11.Request(method="POST", target=tiny.target, headers=headers)
     words = b"".join(wire.send(part) or b"" for part in (request, h11.Data(data=body), h11.EndOfMessage()))

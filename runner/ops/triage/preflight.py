@@ -31,19 +31,12 @@ from runner.ops.triage.plan import plan_triage
 from runner.ops.triage.request import NOWHERE, TriageRequest
 from runner.ports.agent import ModelAgent
 from runner.ports.cluster import ClusterGrant, ClusterPermissions
-from runner.ports.gateway import Api
 from runner.ports.provider import Images
 from runner.triage.permissions import MINIMUM
 
 PATIENCE = 5.0  # seconds for everything together
 
-_MODELS = {
-    Api.ANTHROPIC: "/v1/models?limit=1000",
-    Api.OPENAI: "/models",
-    Api.GEMINI: "/v1beta/models?pageSize=1000",
-}
 _LONGEST_LIST = 4 << 20  # bytes
-_HEADERS = {Api.ANTHROPIC: [(b"anthropic-version", b"2023-06-01")]}
 
 
 @dataclass(frozen=True)
@@ -127,13 +120,14 @@ async def _key(triage: TriageRequest, settings: Settings) -> list[PreflightCheck
     agent = plugins.load(runner.agents, triage.agent).agent
     assert isinstance(agent, ModelAgent)  # as whoever made a triage has checked
     key, base = settings.model_keys[agent.api.value], settings.model_urls[agent.api.value]
-    header = import_module(f"runner.gateway.apis.{agent.api.value}").api.auth(usable_key(key))
+    api = import_module(f"runner.gateway.apis.{agent.api.value}").api
+    header = api.auth(usable_key(key))
     check_remote(base, settings.reach)
     start = trio.current_time()
     try:
         async with (
             open_remote(base, settings.reach) as upstream,
-            upstream.send("GET", _MODELS[agent.api], [header, *_HEADERS.get(agent.api, [])], b"") as answer,
+            upstream.send("GET", api.models, [header, *api.headers], b"") as answer,
         ):
             status, body = answer.status, b""
             async for chunk in answer.body:
