@@ -385,7 +385,7 @@ class _Chunks(RawIOBase):
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._rest = b""
+        self._chunk, self._at = b"", 0
 
     def readable(self) -> bool:
         return True
@@ -393,13 +393,13 @@ class _Chunks(RawIOBase):
     def read(self, size: int = -1) -> bytes:
         parts, left = [], size
         while left:
-            if not self._rest and not (chunk := next(self._chunks, b"")):
+            if self._at == len(self._chunk):
+                self._chunk, self._at = next(self._chunks, b""), 0
+            if not (part := self._chunk[self._at : self._at + left if left > 0 else None]):
                 break
-            if not self._rest:
-                self._rest = chunk
-            parts.append(self._rest[:left])
-            self._rest = self._rest[left:]
-            left -= len(parts[-1])
+            parts.append(part)
+            self._at += len(part)
+            left -= len(part)
         return b"".join(parts)
 
 

@@ -31,6 +31,7 @@ _UNREACHED = re.compile(
 )
 _WRONG = re.compile(r"verification failed|digest mismatch|did not match|unexpected digest", re.IGNORECASE)
 _FULL = "no space left"
+_NO_SUCH_CALL = "Not Found"  # podman's, in the place of a sentence about the image
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -75,7 +76,11 @@ async def resolve(engine: Engine, name: str) -> str:
         target = f"/distribution/{quote(name, safe='/:@')}/json"
         async with call(engine, "GET", target, await _headers(engine, name)) as answer:
             if answer.status != 200:
-                raise fault_of(name, await answer.refusal(), answer.status)
+                words = await answer.refusal()
+                if words == _NO_SUCH_CALL:
+                    message = f"podman has no image `{excerpt(name)}`, and its socket tells no digest of a registry"
+                    raise ImageMissing(message, hint=f"podman pull {name}")
+                raise fault_of(name, words, answer.status)
             async with aclosing(answer.objects()) as objects:
                 async for found in objects:
                     digest = found.get("Descriptor", {}).get("digest")

@@ -107,6 +107,8 @@ class Tree:
     """A copy of the checkout, and an interpreter that imports it."""
 
     def __init__(self, folder: Path) -> None:
+        for closed in (folder, folder.parent):  # some tests start the product as another user
+            closed.chmod(0o755)
         self.root = folder / "tree"
         shutil.copytree(ROOT, self.root, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
         self.python = self.root / ".venv" / "bin" / "python"
