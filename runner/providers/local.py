@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 from msgspec.structs import replace
@@ -26,7 +27,6 @@ from runner.safefs.safe_open import open_linkless
 from runner.sandbox import bwrap, cgroup, processes
 from runner.sandbox.bwrap_process import Shell, open_shell, start_guest_in_bwrap
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_workspace
 from runner.sandbox.mounts import MountStage, open_stage
 from runner.sandbox.prepared_mounts import prepare_mounts
 from runner.sandbox.protected_paths import open_guards, remove_placeholders
@@ -40,6 +40,9 @@ from runner.sandbox.sandbox_layout import (
     write_system_files,
 )
 from runner.sandbox.volumes import Volume
+
+if TYPE_CHECKING:
+    from runner.sandbox.guest_workspace import GuestWorkspace
 
 SHOWS_HOST = True  # commands see programs of this host
 
@@ -146,6 +149,8 @@ class LocalProvider:
         tree: int,
         volume: Volume | None = None,
     ) -> AsyncIterator[GuestWorkspace]:
+        from runner.sandbox.guest_workspace import SandboxContext, open_workspace  # which a probe does without
+
         sandbox = start_guest_in_bwrap(shell, options, group, _GUEST)
         try:
             with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs

@@ -26,7 +26,6 @@ from runner.core.model import DEFAULT_PROJECT, Handle, Limits
 from runner.ports.provider import WorkspaceRequest
 from runner.safefs import trees
 from runner.safefs.safe_open import open_linkless
-from runner.sandbox.docker_mounts import traces_of
 from runner.sandbox.idmapped_mounts import why_no_idmap
 from runner.sandbox.volumes import Volume, Volumes, make_template, why_no_volumes
 
@@ -389,6 +388,8 @@ class WorkspaceTraces(Struct, frozen=True):
 
 def find_workspace_traces(home: Path) -> list[WorkspaceTraces]:
     """Find the traces of every workspace of a ``RUNNER_HOME``, of any store; mounts nothing."""
+    from runner.sandbox.docker_mounts import traces_of  # with the client of docker, which most callers do without
+
     found = []
     for id, record in WorkspaceDirectories(home, "")._all().items():
         directories = WorkspaceDirectories(home, record.get("provider", ""))

@@ -51,7 +51,6 @@ def apply(args: Namespace, out: Output, turns: Path | None = None) -> int:
     from runner.core.settings import current
     from runner.ops.init.quickstart import refuse_installed
     from runner.ops.planning.make_plan import Request, draft_plan
-    from runner.ops.planning.saved_plan import load_plan
     from runner.ops.runs.secret_values import make_redactor
     from runner.ops.runs.start import start_runs
 
@@ -65,6 +64,8 @@ def apply(args: Namespace, out: Output, turns: Path | None = None) -> int:
     async def whole(reports: Reports) -> Sequence[RunRecord] | None:
         path, request = manifests_of(args), request_of(args, settings)
         if args.path.suffix == ".json":
+            from runner.ops.planning.saved_plan import load_plan
+
             if request != Request():
                 raise UsageError("a saved plan runs as it is", hint="plan with these arguments, and save that")
             planned = await load_plan(args.path, settings)

@@ -42,7 +42,6 @@ def main(args: Namespace, out: Output) -> int:
     from runner.core.settings import current
     from runner.ops.planning.compare import compare
     from runner.ops.planning.make_plan import draft_plan
-    from runner.ops.planning.plan_file import check_place
     from runner.ops.planning.refusals import outside_of, refusals
 
     settings = current()
@@ -52,6 +51,8 @@ def main(args: Namespace, out: Output) -> int:
         hint = f"`runner apply {word}` carries it out, `runner plan --against {word}` compares"
         raise UsageError(f"`{path}` is not manifests but a saved plan, by its name", hint=hint)
     if args.save is not None:
+        from runner.ops.planning.plan_file import check_place
+
         check_place(args.save)
     request = request_of(args, settings, offline=args.offline)
     planned = run_cancellable(draft_plan, path, settings, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from runner.artifacts.stored_plan import read_plan
@@ -14,10 +15,17 @@ from runner.core.settings import Settings
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult
-from runner.ops.planning.plan_file import Compared, read_compared
 from runner.ops.planning.plan_inputs import read_inputs
 from runner.plan.diff import Change, diff
+from runner.plan.model import RunPlan
 from runner.report.plan import PlanComparison
+
+
+class Compared(Struct, frozen=True):
+    """Runs to compare with others, and the ``texts`` of their scripts and agents files by hash."""
+
+    runs: tuple[RunPlan, ...]
+    texts: Mapping[str, str]
 
 
 async def compare(planned: PlanResult, settings: Settings, against: Path | None) -> Sequence[PlanComparison]:
@@ -28,7 +36,9 @@ async def compare(planned: PlanResult, settings: Settings, against: Path | None)
     """
     plan, manifests = planned.plan, planned.path.resolve()
     if against is not None:
-        old = read_compared(against)
+        from runner.ops.planning.plan_file import read_compared
+
+        old = Compared(*read_compared(against))
         new = Compared(plan.runs, texts_of(planned.facts, *(run.name for run in plan.runs)))
         return [PlanComparison(str(against), _changes(old, new))]
     async with read_state(settings) as store:

@@ -203,22 +203,15 @@ def _in(folder: Path, relative: str) -> Path:
     return Path(os.path.normpath(folder / relative))
 
 
-class Compared(Struct, frozen=True):
-    """Runs to compare with others, and the ``texts`` of their scripts and agents files by hash."""
-
-    runs: tuple[RunPlan, ...]
-    texts: Mapping[str, str]
-
-
-def read_compared(file: Path) -> Compared:
-    """Read a saved plan, or the ``plan.json`` of a run, to compare with; an open one will do.
+def read_compared(file: Path) -> tuple[tuple[RunPlan, ...], dict[str, str]]:
+    """Read the runs and texts of a saved plan, or of the ``plan.json`` of a run; an open one will do.
 
     Raises ``BadPlanFile``.
     """
     document = _read_document(file)
     try:
         inputs = document.get("inputs") or document
-        return Compared(read_runs(document["runs"]), codec.typed(inputs["texts"], dict[str, str]))
+        return read_runs(document["runs"]), codec.typed(inputs["texts"], dict[str, str])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _no_plan(file) from error
 
