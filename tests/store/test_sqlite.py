@@ -393,7 +393,7 @@ def hook(name):
 
 async def main():
     async with open_store(Path(sys.argv[1]), now=lambda: 1, entropy=os.urandom, hook=hook) as store:
-        await store.append("a", [RunStarted("n", "p", "0", {}, 1.0)])
+        await store.append("a", [RunStarted(name="n", plan="p", runner="0", steps={}, deadline_seconds=1.0)])
         for number in range(5):
             recorded = await store.append("a", [WarningIssued("x.y", str(number)), WarningIssued("x.y", str(number))])
             print(recorded[-1].seq, flush=True)
