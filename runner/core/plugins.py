@@ -14,10 +14,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from msgspec import Struct
-from msgspec.structs import replace
+from typing import Any, NamedTuple
 
 import runner
 from runner.core.errors import PluginBroken, UnknownPlugin, first_leaf, nearest
@@ -27,7 +24,7 @@ _OPEN = {"runner.agents": "agent", "runner.providers": "provider"}  # rooms, and
 Room = ModuleType | str
 
 
-class Registered(Struct, frozen=True, kw_only=True):
+class Registered(NamedTuple):
     """A plug-in of another distribution. ``problem`` says why its name cannot be used, if it cannot."""
 
     name: str
@@ -76,7 +73,7 @@ def registered(room: Room) -> Mapping[str, Registered]:
         one = Registered(name=entry.name, module=entry.module, distribution=name, version=version, problem=problem)
         if entry.name in found and str(found[entry.name]) != str(one):
             problem = f"{found[entry.name]} and {one} both register it"
-            one = replace(one, problem=problem)
+            one = one._replace(problem=problem)
         found[entry.name] = one
     return found
 

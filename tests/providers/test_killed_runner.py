@@ -33,7 +33,7 @@ async def stubborn(workspace, task_status):
 
 async def main():
     provider = make(kind, Path(home), grace=10)
-    handle = await provider.create(WorkspaceRequest(mark, "run", "nonce"))
+    handle = await provider.create(WorkspaceRequest(id=mark, run="run", nonce="nonce"))
     async with provider.open(handle, SandboxSpec()) as workspace, trio.open_nursery() as nursery:
         for _ in range(5):
             await nursery.start(stubborn, workspace)
