@@ -316,6 +316,10 @@ class ProviderForbidden(PolicyError):
     code = "policy.provider"
 
 
+class NetworkForbidden(PolicyError):
+    code = "policy.network"
+
+
 class IsolationTooWeak(PolicyError):
     code = "policy.isolation"
 

@@ -310,6 +310,18 @@ class ClusterRefusal(StrEnum):
     CLUSTER = "cluster"  # not reached, or it did not go on
 
 
+class NetworkRefusal(StrEnum):
+    """The reason for which commands got no connection to a host."""
+
+    NOT_ALLOWED = "not-allowed"
+    PRIVATE = "private"  # all addresses of the host are
+    UNRESOLVED = "unresolved"
+    UNREACHABLE = "unreachable"
+    MALFORMED = "malformed"  # a request or a host that may be read in two ways
+    OTHER_NAME = "other-name"  # TLS asked for another host than the connection
+    BUSY = "busy"  # too many are under way
+
+
 class CommandStatus(StrEnum):
     """The end of a command that an agent asked for; ``UNFINISHED`` is one whose end its CLI did not report."""
 

@@ -22,6 +22,7 @@ from runner.core.model import (
     IsolationClass,
     Limits,
     ModelRefusal,
+    NetworkRefusal,
     Outcome,
     PoolMissReason,
     SavedWork,
@@ -323,6 +324,25 @@ class ClusterRequestFinished(Event, frozen=True, tag="ClusterRequestFinished", k
     status: int
     seconds: float
     refusal: ClusterRefusal | None = None
+    count: int = 1
+
+
+class ConnectionEnded(Event, frozen=True, tag="ConnectionEnded"):
+    """One connection of a step's commands to a host has ended, or was refused; contents are not recorded.
+
+    Beyond the first thousand of a step, ``count`` equal ones share one event without ``host``. ``address`` was dialled,
+    ``rule`` allowed it, ``sent_bytes`` went to the host.
+    """
+
+    step: str
+    host: str
+    port: int
+    address: str
+    rule: str
+    sent_bytes: int
+    received_bytes: int
+    seconds: float
+    refusal: NetworkRefusal | None = None
     count: int = 1
 
 

@@ -11,6 +11,7 @@ from runner.core.model import (
     ClusterRefusal,
     Isolation,
     IsolationClass,
+    NetworkRefusal,
     Outcome,
     PoolMissReason,
     SavedWork,
@@ -43,6 +44,25 @@ class StepRecord(Struct, kw_only=True):
         if self.started is None or self.ended is None:
             return None
         return (self.ended - self.started) / 1e6
+
+
+class HostUse(Struct, frozen=True, kw_only=True):
+    """Connections of commands to a host and port; ``place`` is empty for those that were only counted."""
+
+    place: str
+    refusal: NetworkRefusal | None
+    connections: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def with_one(self, ended: ev.ConnectionEnded) -> HostUse:
+        return HostUse(
+            place=self.place,
+            refusal=self.refusal,
+            connections=self.connections + ended.count,
+            sent_bytes=self.sent_bytes + ended.sent_bytes,
+            received_bytes=self.received_bytes + ended.received_bytes,
+        )
 
 
 class ClusterUse(Struct, kw_only=True):
@@ -92,6 +112,7 @@ class RunRecord(Struct, kw_only=True):
     log: str | None = None
     preloaded: ev.ContextPreloaded | None = None
     cluster: ClusterUse | None = None
+    network: dict[tuple[str, NetworkRefusal | None], HostUse] = {}
     rejected_providers: list[tuple[str, str]] = []
     warnings: list[tuple[str, str]] = []
     violations: list[Violation] = []
@@ -205,6 +226,10 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             )
             what = f"{verb} {resource}".rstrip()
             counts[what] = counts.get(what, 0) + count
+        case ev.ConnectionEnded() as ended:
+            place = f"{ended.host}:{ended.port}" if ended.host else ""
+            before = record.network.get((place, ended.refusal), HostUse(place=place, refusal=ended.refusal))
+            record.network[place, ended.refusal] = before.with_one(ended)
         case ev.AgentStarted(argv=argv, version=version):
             record.argv, record.version = argv, version
         case ev.CommandsReportedByAgent() as seen:

@@ -28,6 +28,7 @@ from runner.ports.agent import Agent
 from runner.ports.cluster import ClusterGateway
 from runner.ports.gateway import Api, Gateway
 from runner.ports.git import Author, Git, Snapshot
+from runner.ports.network import OpenEgress
 from runner.ports.provider import Paths, Probe, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.runtime.lease_holder import Emit, LeaseHolder
 from runner.runtime.mount_plan import MountPlan
@@ -97,6 +98,7 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
     agent: Callable[[str], Agent]
     gateway: Gateway
     cluster: ClusterGateway
+    open_egress: OpenEgress
     model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
     model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from runner.core.codec import digest
 from runner.core.model import Feature, Limits
 from runner.core.settings import Settings
+from runner.manifest.kinds._fields import network_spec
 from runner.policy.protected import unite
 from runner.spec.cluster import cluster_demands
 from runner.spec.model import Demand, PolicySpec, Warm
@@ -46,7 +47,7 @@ def warm_of(
     judged = [(*policy.ceilings, policy.providers, policy.min_isolation) for policy in policies]
     return Warm(
         _warm_size(selected, settings),
-        workspace.network,
+        str(network_spec(workspace.network)),
         toolchains,
         digest([workspace.isolation, judged])[7:19],
     )
@@ -78,13 +79,11 @@ def demands_of(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
         )
         for key, feature in _LIMIT_KEYS.items()
     ]
-    network = Demand(
-        Feature.NETWORK_NONE,
-        "network none",
-        types.place("workspace", "network"),
-        types.wrote("workspace", "network"),
-    )
-    demands.append(network)
+    wanted, at = network_spec(workspace.network), types.place("workspace", "network")
+    written = bool(wanted) or types.wrote("workspace", "network")
+    demands.append(Demand(Feature.NETWORK_NONE, f"network {wanted}", at, written))
+    if wanted:
+        demands.append(Demand(Feature.RELAY, f"the way to network {wanted}", at, True))
     demands += secret_demands(selected)
     demands += cluster_demands(selected)
     if agent.model is not None and agent.credentials == "gateway":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from runner.core.errors import Place, RunnerError, Unenforceable
+from runner.core.hosts import NetworkSpec
 from runner.core.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount, Pull
 from runner.manifest.load import DEFAULTS
 from runner.spec.checkout import TaskContext
@@ -200,6 +201,7 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     providers: tuple[str, ...] | None
     min_isolation: IsolationClass
     secrets: tuple[str, ...] | None = None
+    network: NetworkSpec | None = None
 
     @property
     def ceilings(self) -> tuple[object, ...]:
@@ -343,6 +345,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     limits: Limits
     warm: Warm
     demands: tuple[Demand, ...]
+    network: NetworkSpec
     best_effort: bool
     setup: tuple[Command, ...]
     setup_timeout_seconds: float

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from runner.core.errors import ProviderForbidden, RunnerError
+from runner.core.errors import NetworkForbidden, ProviderForbidden, RunnerError
+from runner.core.hosts import NetworkSpec
 from runner.core.model import IsolationClass
+from runner.manifest.kinds._fields import network_spec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.load import Document
 from runner.spec.model import PolicyFile, PolicySpec
@@ -39,6 +41,7 @@ def _policy(document: Document) -> PolicySpec:
         providers=tuple(spec.providers) if spec.providers is not None else None,
         min_isolation=IsolationClass(spec.min_isolation),
         secrets=tuple(spec.secrets) if spec.secrets is not None else None,
+        network=network_spec(spec.network) if spec.network is not None else None,
     )
 
 
@@ -57,6 +60,23 @@ def provider_faults(selected: Selected, providers: Sequence[str], policies: Sequ
                     )
                 )
     return findings
+
+
+def network_faults(
+    selected: Selected, wanted: NetworkSpec, policies: Sequence[PolicySpec], *, untrusted: bool
+) -> Iterator[RunnerError]:
+    """List what an agent type may reach beyond each policy; a stranger's may reach nothing."""
+    at = selected.agent_type.place("workspace", "network")
+    if untrusted and wanted:
+        yield NetworkForbidden("manifests of a fork get no network", at=at, hint="write `network: none`")
+        return
+    for policy in policies:
+        if policy.network is not None and (beyond := wanted.excess(policy.network)):
+            yield NetworkForbidden(
+                f"policy `{policy.name}` does not allow network {', '.join(beyond)}",
+                at=at,
+                hint=f"allowed: {policy.network}   {policy.origin}",
+            )
 
 
 def dropped_defaults(selected: Selected, defaults: Mapping[str, Document]) -> list[RunnerError]:

@@ -11,6 +11,7 @@ from runner.core.errors import BadValue, KeyInside, ProtectedIgnored, RunnerErro
 from runner.core.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass
 from runner.core.plural import plural
 from runner.core.settings import Settings
+from runner.manifest.kinds._fields import network_spec
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.load import DEFAULTS
@@ -35,7 +36,7 @@ from runner.spec.model import (
     VerifySpec,
     Wanted,
 )
-from runner.spec.policies import policies_of, provider_faults
+from runner.spec.policies import network_faults, policies_of, provider_faults
 from runner.spec.preload import namespace_of, preload_faults
 from runner.spec.repository import OwnPolicy
 from runner.spec.secrets import secret_faults, secrets_of
@@ -65,7 +66,7 @@ def resolve(
     found = facts.of(name)
     checkout, branch = _pinned(needs.checkout, found.commit)
     policies, own, faults = policies_of(selected.policies, found.policy, untrusted=untrusted)
-    findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies)]
+    findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies, untrusted)]
     demands = demands_of(selected, settings)
     lent = found.lent or Lent(needs.toolchains)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
@@ -95,6 +96,7 @@ def resolve(
         limits=limits_of(selected, settings),
         warm=warm_of(selected, settings, policies, lent.toolchains),
         demands=demands,
+        network=network_spec(workspace.network),
         best_effort=workspace.resource_limits.enforcement == "best_effort",
         setup=tuple(_argv(c) for c in workspace.setup_commands),
         setup_timeout_seconds=workspace.setup.timeout,
@@ -160,10 +162,11 @@ def _faults(selected: Selected, found: RunFacts) -> Iterator[RunnerError]:
 
 
 def _policy_faults(
-    selected: Selected, needs: FactsRequest, facts: Facts, policies: tuple[PolicySpec, ...]
+    selected: Selected, needs: FactsRequest, facts: Facts, policies: tuple[PolicySpec, ...], untrusted: bool
 ) -> Iterator[RunnerError]:
     """List what policies, clusters and incidents forbid."""
     yield from provider_faults(selected, needs.providers, policies)
+    yield from network_faults(selected, network_spec(selected.agent.workspace.network), policies, untrusted=untrusted)
     yield from secret_faults(selected, policies)
     yield from _key_inside(selected, needs.providers, facts)
     found = facts.of(selected.name)

@@ -34,6 +34,7 @@ from runner.manifest.kinds._fields import (
     Isolation,
     Memory,
     ModelName,
+    Network,
     RelativePath,
     RelativePaths,
     Shape,
@@ -261,7 +262,10 @@ class Workspace(Shape):
     enabled: bool = Field(description="Gives the agent a workspace; with `false` no other field here is allowed.")
     providers: Distinct = Field(description="The providers to try in turn; one means no fallback.")
     isolation: Isolation = Field(description="The least isolation that is accepted.")
-    network: Literal["none"] = Field(description="Network that the workspace may reach.")
+    network: Network = Field(
+        description="Network that setup, the agent and post-hooks may reach, through a proxy outside the workspace:"
+        " `none`, hosts to `allow`, or every public one, which is `open`. Verify has none."
+    )
     repo_source: RepoSource = Field(description="Source of the code.")
     checkout_on_start: bool = Field(description="Clones the code; `false` starts with an empty workspace.")
     base_image: Annotated[BaseImage, WrapValidator(_name_or_block), _NameOrBlock()] | None = Field(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from runner.manifest.kinds._fields import Body, Distinct, Isolation, Size, Text, no_repeats
+from runner.manifest.kinds._fields import Body, Distinct, Isolation, Network, Size, Text, no_repeats
 
 KIND = "Policy"
 
@@ -27,5 +27,8 @@ class Spec(Body):
         None,
         description="The secrets that may be given to steps, by name; left out, every one.",
         json_schema_extra={"uniqueItems": True},
+    )
+    network: Network | None = Field(
+        None, description="The most that a workspace may reach; left out, what its agent type says."
     )
     min_isolation: Isolation = Field(description="The least isolation that a workspace must have.")

@@ -6,12 +6,14 @@ Nothing is started to find out: of a secret that a command prints only the comma
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
 import runner.agents
 from runner.cluster.clusters import Clusters
 from runner.core import plugins
 from runner.core.errors import CliMissing, Rejected, RunnerError, distinct
+from runner.core.hosts import NetworkSpec
 from runner.core.npm_package import find_program, installable
 from runner.core.redact import Redactor
 from runner.core.sanitize import excerpt
@@ -25,6 +27,7 @@ from runner.ops.runs.secret_values import check_secrets
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
+from runner.ports.network import EgressConnection, EgressSession
 from runner.ports.provider import PATH, Images, program_directory
 from runner.runtime.context import AgentDependencies
 from runner.spec.model import Facts
@@ -42,9 +45,18 @@ def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redac
         agent=agent,
         gateway=gateway or ModelGateway(settings),
         cluster=Clusters(settings, redact),
+        open_egress=_open_egress,
         model_key=lambda api: usable_key(settings.model_keys[api.value]),
         model_url=lambda api: settings.own_model_url(api.value),
     )
+
+
+def _open_egress(
+    allowed: NetworkSpec, tell: Callable[[EgressConnection], None]
+) -> AbstractAsyncContextManager[EgressSession]:
+    from runner.network.proxy import open_egress  # with all that HTTP takes, which most runs do without
+
+    return open_egress(allowed, tell)
 
 
 async def refuse(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from runner.core.hosts import NetworkSpec
 from runner.core.model import Feature
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
@@ -35,6 +36,7 @@ class AgentBody(Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec | None = None
     member: str = ""
     cli: CliVersion | None = None
+    network: NetworkSpec = NetworkSpec()
 
 
 BODY = AgentBody
@@ -42,8 +44,14 @@ BODY = AgentBody
 
 def inputs(body: AgentBody) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
-    seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan}
-    return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen}
+    seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan, "network": body.network}
+    return {
+        "agent": body.agent,
+        "model": body.model,
+        "prompt": prompt,
+        "env": body.env,
+        **seen,
+    }
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
@@ -72,6 +80,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             cluster=spec.cluster,
             member=spec.member,
             cli=facts.of(spec.name).cli,
+            network=spec.network,
         ),
         network=_network(spec),
         mounts=planned_mounts(mount_plan, spec),
@@ -88,6 +97,7 @@ def pinned(cluster: ClusterSpec | None) -> dict[str, str] | None:
 def _network(spec: RunSpec) -> str:
     ways = ["model gateway"] if spec.model is not None and not spec.model.key_inside else []
     ways += ["cluster, read only"] if spec.cluster is not None else []
+    ways += [str(spec.network)] if spec.network else []
     return " and ".join(ways) or "none"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from runner.runtime.cluster import open_cluster
 from runner.runtime.context import RunContext, write_new
 from runner.runtime.exec import Log, LogFile, Shared, open_logs, run_command
 from runner.runtime.incident_files import PROMPT, Delivery, open_log
+from runner.runtime.network import open_network
 from runner.runtime.restore import restore_tree
 from runner.safefs import trees
 from runner.spec import template
@@ -48,7 +49,10 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
     work = _Work(body, run, workspace, prompt)
     agent = run.deps.agent(body.agent)
     try:
-        async with open_cluster(run, workspace, STEP, body.cluster):
+        async with (
+            open_cluster(run, workspace, STEP, body.cluster),
+            open_network(run, workspace, STEP, body.network) as work.proxied,
+        ):
             if body.model is None:
                 ended = await work.carry_out(AgentSetup(env={}))
             else:
@@ -67,18 +71,19 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
     return await trio.to_thread.run_sync(_name_closed, outcome, agent, body, seen.uid)
 
 
-class _Work(Struct, frozen=True):
-    """The inputs that an agent's commands share."""
+class _Work(Struct):
+    """The inputs that an agent's commands share; ``proxied`` are variables that lead to the hosts they may reach."""
 
     body: AgentBody
     run: RunContext
     workspace: Workspace
     prompt: bytes
+    proxied: Mapping[str, str] = {}
 
     async def carry_out(self, prepared: AgentSetup, key: str = "") -> AgentResult:
         """Prepare the agent's home and run its CLI on the prompt; what fails first is what it ended with."""
         run, workspace, body = self.run, self.workspace, self.body
-        env = {**prepared.env, **run.variables(workspace.paths), **run.fill_all(body.env)}
+        env = {**prepared.env, **run.variables(workspace.paths), **self.proxied, **run.fill_all(body.env)}
         argv = await run.deps.sub_runner(body.agent, _standard(body, run, workspace, self.prompt))
         furnishing = furnish(prepared, workspace.paths, body.mount_plan.skills)
         commands = [(furnishing, b"")] if furnishing else []

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from runner.core.hosts import NetworkSpec
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import Command, Facts, RunSpec
@@ -21,13 +22,14 @@ class PostHookBody(Struct, frozen=True):
     env: Mapping[str, str]
     commands: tuple[Command, ...]
     mount_plan: MountPlan
+    network: NetworkSpec = NetworkSpec()
 
 
 BODY = PostHookBody
 
 
 def inputs(body: PostHookBody) -> dict[str, object]:
-    return {"commands": body.commands, "env": body.env, "mounts": body.mount_plan}
+    return {"commands": body.commands, "env": body.env, "mounts": body.mount_plan, "network": body.network}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
@@ -43,7 +45,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["post_hook"],
         origin=spec.origins["post_hook"],
-        body=PostHookBody(spec.env, spec.post_hooks, mount_plan),
+        body=PostHookBody(spec.env, spec.post_hooks, mount_plan, spec.network),
+        network=str(spec.network),
         when="ended",
         post_agent=True,
         mounts=planned_mounts(mount_plan, spec),

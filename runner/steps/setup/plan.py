@@ -6,6 +6,7 @@ import shlex
 
 from msgspec import Struct
 
+from runner.core.hosts import NetworkSpec
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
 from runner.spec.model import Command, Facts, RunSpec
@@ -19,6 +20,7 @@ class SetupBody(Struct, frozen=True):
     command_seconds: float
     may_fail: bool
     mount_plan: MountPlan
+    network: NetworkSpec = NetworkSpec()
 
 
 BODY = SetupBody
@@ -30,7 +32,7 @@ def command_words(command: Command) -> str:
 
 
 def inputs(body: SetupBody) -> dict[str, object]:
-    return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.mount_plan}
+    return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.mount_plan, "network": body.network}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
@@ -47,6 +49,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
         repeated_on_fallback=True,
-        body=SetupBody(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, mount_plan),
+        body=SetupBody(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, mount_plan, spec.network),
+        network=str(spec.network),
         mounts=planned_mounts(mount_plan, spec),
     )

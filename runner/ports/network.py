@@ -1,0 +1,53 @@
+"""The egress port: hosts behind a relayed connection, those that a plan names and no other.
+
+Commands inside a workspace talk to a proxy on a port of their own loopback; ``EgressSession.serve`` serves each
+connection there. Names are resolved and addresses judged on this side; there is no DNS inside. Order of calls:
+``OpenEgress`` around a step's commands; ``serve`` for each connection, any number at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from msgspec import Struct
+
+from runner.core.hosts import NetworkSpec
+from runner.core.model import NetworkRefusal
+from runner.ports.provider import Connection
+
+MAX_REPORTED = 1000  # connections of one session that are reported one by one: a program could make millions
+
+
+class EgressConnection(Struct, frozen=True):
+    """A connection that has ended, or ``count`` similar ones, in which case ``host`` is empty.
+
+    ``host`` is as the command wrote it unless it is canonical, ``address`` what was dialled, ``rule`` what allowed it.
+    ``sent_bytes`` went to the host. ``refusal`` says why there was none.
+    """
+
+    host: str
+    port: int
+    address: str = ""
+    rule: str = ""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    seconds: float = 0.0
+    refusal: NetworkRefusal | None = None
+    count: int = 1
+
+
+class EgressSession(Protocol):
+    async def serve(self, connection: Connection) -> None:
+        """Serve one connection to its end, or until the session is closed. Raises what the connection raises."""
+
+
+class OpenEgress(Protocol):
+    def __call__(
+        self, allowed: NetworkSpec, tell: Callable[[EgressConnection], None]
+    ) -> AbstractAsyncContextManager[EgressSession]:
+        """Open a session for the length of the block, whose end ends its connections.
+
+        ``tell`` is called once for each connection when it has ended, or was refused.
+        """
