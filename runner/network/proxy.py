@@ -158,6 +158,8 @@ class _Session:
         target = _TARGET.fullmatch(head.target)
         if target is None:
             raise Refused(NetworkRefusal.MALFORMED, "a request to a proxy has a whole http:// URL, or is CONNECT", 400)
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in head.headers}:
+            raise Refused(NetworkRefusal.MALFORMED, "a request says twice, and in two ways, how long it is", 400)
         host, port = _authority(target[1].decode("ascii"), 80)
         server, authority = await self._dial(host, port, traffic)
         async with server:

@@ -31,6 +31,7 @@ def record_document(record: RunRecord) -> Json:
         "models": {name: plain(usage) for name, usage in record.models.items()},
         "reported_usage": plain(record.reported_usage),
         "cluster": plain(record.cluster),
+        "network": plain(list(record.network.values())),
         "argv": list(record.argv),
         "version": record.version,
         "commands": plain(record.commands),

@@ -17,7 +17,7 @@ from runner.plan.model import DEFAULTS
 from runner.report.format import MARKS, brief, commands, cost, count, duration, pull_line, sandbox, stop_stage
 from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
-from runner.report.text import class_line, cluster_line, status_word
+from runner.report.text import class_line, cluster_line, network_line, status_word
 from runner.report.triage import Header, trouble
 
 NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
@@ -161,6 +161,8 @@ def ending(account: Account, *, several: bool = False) -> Iterator[str]:
     yield from _violations(account)
     if record.cluster is not None:
         yield f"  cluster    {cluster_line(record.cluster)}"
+    if record.network:
+        yield f"  network    {network_line(record.network.values())}"
     yield from (f"  LEFT BEHIND  {left}" for left in record.left_behind)
     if record.left_behind:
         yield f"  clean up   runner recover {record.id}"

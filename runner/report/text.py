@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.core.model import IsolationClass, Reason, Status
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.events.events import AgentCommitsImported
-from runner.events.record import ClusterUse, RunRecord, StepRecord
+from runner.events.record import ClusterUse, HostUse, RunRecord, StepRecord
 from runner.report.format import MARKS, brief, commands, duration, isolation, stop_stage, usage
 from runner.report.run_files import blamed
 from runner.triage.budget import sizes
@@ -47,6 +47,8 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
         yield f"  agent ran  {commands(record.commands)}"
     if record.cluster is not None:
         yield f"  cluster    {cluster_line(record.cluster)}"
+    if record.network:
+        yield f"  network    {network_line(record.network.values())}"
     for _, message in record.warnings:
         yield f"  warning    {message}"
     for name, step in record.steps.items():
@@ -91,6 +93,26 @@ def cluster_line(used: ClusterUse) -> str:
     counts = [plural(used.requests, "request"), _counted(used.refused, "refused")]
     counts += [_counted(used.failed, "failed")] if used.failed else []
     return f"{used.context}: {', '.join(counts)}"
+
+
+def network_line(uses: Collection[HostUse]) -> str:
+    """Say how many connections commands had to which hosts, and which were refused."""
+    had = sorted((one for one in uses if one.refusal is None), key=_most)
+    refused = sorted((one for one in uses if one.refusal is not None), key=_most)
+    text = plural(sum(one.connections for one in had), "connection") + _named([one.place for one in had])
+    if refused:
+        named = _named([f"{one.place} {one.refusal}" if one.place else "" for one in refused])
+        text += f"; {sum(one.connections for one in refused)} refused{named}"
+    return text
+
+
+def _named(places: Sequence[str]) -> str:
+    named = [place for place in places[:_NAMED] if place] + ["..."] * (len(places) > _NAMED)
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _most(use: HostUse) -> tuple[int, str]:
+    return -use.connections, use.place
 
 
 def _counted(requests: Mapping[str, int], what: str) -> str:

@@ -21,7 +21,7 @@ from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
 from runner.report.format import MARKS, commands, cost, count, duration, pull_line, wrapped
 from runner.report.run_files import blamed, used
-from runner.report.text import cluster_line, isolation_line
+from runner.report.text import cluster_line, isolation_line, network_line
 from runner.triage.sections import section, sections_of
 
 WIDEST = 1_000  # characters of a line
@@ -153,6 +153,8 @@ def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
         yield from _labelled("Commands", commands(record.commands))
     if record.cluster is not None:
         yield from _labelled("Cluster", cluster_line(record.cluster))
+    if record.network:
+        yield from _labelled("Network", network_line(record.network.values()))
     if found.report and found.place is not None:
         label = "Report" if record.status is Status.SUCCEEDED else "Draft"
         yield f"  {label:<10}  {shown_path(found.place, found.here)}"

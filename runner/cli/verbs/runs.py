@@ -7,18 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.verbs import _deliver, _list, _logs, _show
+from runner.cli.verbs import _deliver, _list, _logs, _network, _show
 
 if TYPE_CHECKING:
     from runner.core.settings import Settings
     from runner.ops.runs.history import StoredRun
 
-SUMMARY = "what happened, and what came of it: list, show, logs, attach, compare, patch, branch, apply, push, export"
+SUMMARY = "what happened, and what came of it: list, show, logs, network, attach, patch, branch, apply, push, export"
 GROUP = "runs"
 EXAMPLES = (
     "runner runs list --status failed --since 2d",
     "runner runs show last",
     "runner runs logs last verify",
+    "runner runs network last",
     "runner runs attach last",
     "runner runs compare 3f9c 7k3q",
     "runner runs patch last",
@@ -44,6 +45,8 @@ def add_arguments(parser: ArgumentParser) -> None:
             verb.add_argument("--output", choices=_show.FORMS, default="text")
         if name == "logs":
             _logs.add_arguments(verb)
+    reached = add("network", "the hosts that its commands reached, and those that were refused")
+    reached.add_argument("--output", choices=_network.FORMS, default="text")
     attached = add("attach", "follow a run to its end; Ctrl-C stops the looking, never the run")
     attached.add_argument("-q", "--quiet", action="store_true", help="do not show what the agent says")
     compare = verbs.add_parser("compare", help="several runs beside each other", allow_abbrev=False)
@@ -73,6 +76,8 @@ def main(args: Namespace, out: Output) -> int:
             return _attach(stored, args, settings, out)
         case "show":
             _show.show(stored, args.output, out)
+        case "network":
+            _network.show(stored.record, args.output, out)
         case "logs":
             _logs.show(stored, args, settings, out)
         case "patch":

@@ -45,13 +45,7 @@ BODY = AgentBody
 def inputs(body: AgentBody) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
     seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan, "network": body.network}
-    return {
-        "agent": body.agent,
-        "model": body.model,
-        "prompt": prompt,
-        "env": body.env,
-        **seen,
-    }
+    return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
