@@ -242,7 +242,7 @@ def _fields(block: Mapping[str, Any], blocks: Mapping[str, Any], path: str) -> s
     rows = []
     for name, field in block["properties"].items():
         inner = _reference(field)
-        default = "**required**" if name in required else _default(field) if inner is None else ""
+        default = "**required**" if name in required else _default(field) if inner is None or isinstance(field.get("default"), str) else ""
         meaning = field.get("description") or blocks[str(inner)]["description"]
         rows.append((code(name), _type(field, f"{path}.{name}"), default, " ".join(meaning.split())))
     return table(["field", "type", "default", "meaning"], rows)
@@ -269,7 +269,8 @@ def _choices(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _reference(field: Mapping[str, Any]) -> str | None:
     """The block in a field's values."""
     for choice in _choices(field):
-        for held in (choice, choice.get("items", {}), choice.get("additionalProperties", {})):
+        items = choice.get("items", {})
+        for held in (choice, items, choice.get("additionalProperties", {}), *items.get("anyOf", ())):
             if isinstance(held, dict) and "$ref" in held:
                 return str(held["$ref"]).rpartition("/")[2]
     return None
@@ -282,8 +283,10 @@ def _place(field: Mapping[str, Any], path: str) -> str:
 
 def _type(field: Mapping[str, Any], path: str) -> str:
     choices = _choices(field)
-    if len(choices) > 1:
+    if len(choices) > 1 and {choice.get("type") for choice in choices} == {"string", "array"}:
         return "command"  # text for a shell, or a list of words
+    if len(choices) > 1:
+        return " or ".join(_type(choice, path) for choice in choices)
     match choices[0]:
         case {"$ref": _}:
             return f"[block](#{anchor(path)})"

@@ -12,6 +12,11 @@ from msgspec import Struct
 
 WEB = (80, 443)  # ports of a rule that names none
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_TOP = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+RULE = re.compile(rf"(?:(?:{_LABEL}\.)*{_TOP}|\*\.(?:{_LABEL}\.)+{_TOP}|(?:{_OCTET}\.){{3}}{_OCTET})(?::{_PORT})?")
+LONGEST = 253
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
 _NUMERIC = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
 # RFC 6052, RFC 4380 and RFC 3056: an IPv4 address is reached through these.
@@ -78,15 +83,11 @@ class NetworkSpec(Struct, frozen=True):
 
 
 def parse_rule(text: str, *, private: bool = False) -> NetworkRule:
-    """Read ``host``, ``*.host``, ``host:port`` or ``[address]:port``. Raises ``ValueError`` with what it should be."""
-    host, port = text, None
-    if found := re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(?::([0-9]{1,5}))?", text):
-        host, port = found[1], int(found[2]) if found[2] else None
-    wild = host.startswith("*.")
-    name = canonical_host(host.removeprefix("*.")) if not wild or "." in host[2:] else None
-    if name is None or (port is not None and not 0 < port < 65536) or (wild and is_address(name)):
+    """Read ``host``, ``*.host`` or an IPv4 address, each with ``:port`` or without. Raises ``ValueError``."""
+    if len(text) > LONGEST or RULE.fullmatch(text) is None:
         raise ValueError("a host such as `pypi.org`, `*.example.org`, `git.example.org:22` or `10.0.0.7:5432`")
-    return NetworkRule(f"*.{name}" if wild else name, port, private)
+    host, _, port = text.partition(":")
+    return NetworkRule(host, int(port) if port else None, private)
 
 
 def canonical_host(text: str) -> str | None:

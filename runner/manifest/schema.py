@@ -192,7 +192,7 @@ def _fill(block: dict[str, Any], default: Mapping[str, Any], blocks: Mapping[str
     for name, value in default.items():
         field = block["properties"][name]
         inner = _block(field, blocks)
-        if inner is None:
+        if inner is None or not isinstance(value, dict):
             field["default"] = value
         else:
             _fill(inner, value, blocks)

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from runner.core.hosts import NetworkSpec, parse_rule
+from runner.core.hosts import LONGEST, RULE, NetworkSpec, parse_rule
 from runner.core.ids import IMAGE, is_image
 from runner.core.sanitize import excerpt
 from runner.core.settings import parse_cpus, parse_disk, parse_duration, parse_memory, parse_size
@@ -154,17 +154,24 @@ def _network_host(text: str) -> str:
     return text
 
 
+NetworkHost = Annotated[
+    str,
+    AfterValidator(_network_host),
+    WithJsonSchema({"type": "string", "pattern": f"^(?:{RULE.pattern})$", "maxLength": LONGEST}),
+]
+
+
 class PrivateHost(Shape):
     """A host whose addresses need not be public, as in a company's own network."""
 
-    host: Annotated[str, AfterValidator(_network_host)] = Field(description="The host, or `HOST:PORT`.")
+    host: NetworkHost = Field(description="The host, or `HOST:PORT`.")
     private: Literal[True] = Field(description="Lets it be reached at addresses that are not public.")
 
 
 class AllowedHosts(Shape):
     """The only hosts that can be reached."""
 
-    allow: list[Annotated[str, AfterValidator(_network_host)] | PrivateHost] = Field(
+    allow: list[NetworkHost | PrivateHost] = Field(
         min_length=1,
         max_length=200,
         description="Hosts: `HOST` for ports 80 and 443, `HOST:PORT`, `*.HOST` for all names below it.",
