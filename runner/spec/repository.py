@@ -18,6 +18,7 @@ from runner.policy.paths import check_pattern
 from runner.spec.model import PolicyFile, PolicySpec
 
 NAME = "repository"
+_HOSTS = "write `workspace: {network: {allow: [HOST]}}` in the agent type"
 
 
 class OwnPolicy(Struct, frozen=True):
@@ -49,7 +50,7 @@ def read_own(file: PolicyFile) -> tuple[OwnPolicy | None, list[RunnerError]]:
         return None, found
     if written.allowNetwork:
         at = tree.place("allowNetwork")
-        found.append(NetworkIgnored("this allows nothing: no workspace gets a network yet", at=at))
+        found.append(NetworkIgnored("this allows nothing: an agent type names its hosts", at=at, hint=_HOSTS))
     return OwnPolicy(written, tree, file.commit), found
 
 
