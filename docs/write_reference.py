@@ -242,13 +242,8 @@ def _fields(block: Mapping[str, Any], blocks: Mapping[str, Any], path: str) -> s
     rows = []
     for name, field in block["properties"].items():
         inner = _reference(field)
-        default = (
-            "**required**"
-            if name in required
-            else _default(field)
-            if inner is None or isinstance(field.get("default"), str)
-            else ""
-        )
+        plain = inner is None or isinstance(field.get("default"), str)
+        default = "**required**" if name in required else _default(field) if plain else ""
         meaning = field.get("description") or blocks[str(inner)]["description"]
         rows.append((code(name), _type(field, f"{path}.{name}"), default, " ".join(meaning.split())))
     return table(["field", "type", "default", "meaning"], rows)

@@ -92,7 +92,7 @@ class _Session:
         for scope in self._scopes:
             scope.cancel()
         for (port, refusal), count in self._more.items():
-            self._tell(EgressConnection("", port, refusal=refusal, count=count))
+            self._tell(EgressConnection(host="", port=port, refusal=refusal, count=count))
 
     async def serve(self, connection: Connection) -> None:
         began, traffic = trio.current_time(), _Traffic()
@@ -144,11 +144,11 @@ class _Session:
         )
 
     async def _serve(self, client: _Client, traffic: _Traffic) -> None:
-        if len(self._scopes) > MAX_CONNECTIONS:
-            raise Refused(NetworkRefusal.BUSY, f"more than {MAX_CONNECTIONS} connections at once", 503)
         head = await client.head()
         if head is None:
             return
+        if len(self._scopes) > MAX_CONNECTIONS:
+            raise Refused(NetworkRefusal.BUSY, f"more than {MAX_CONNECTIONS} connections at once", 503)
         if head.method == b"CONNECT":
             host, port = _authority(head.target.decode("ascii"), None)
             server, _ = await self._dial(host, port, traffic)

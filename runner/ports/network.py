@@ -20,7 +20,7 @@ from runner.ports.provider import Connection
 MAX_REPORTED = 1000  # connections of one session that are reported one by one: a program could make millions
 
 
-class EgressConnection(Struct, frozen=True):
+class EgressConnection(Struct, frozen=True, kw_only=True):
     """A connection that has ended, or ``count`` similar ones, in which case ``host`` is empty.
 
     ``host`` is as the command wrote it unless it is canonical, ``address`` what was dialled, ``rule`` what allowed it.

@@ -215,6 +215,20 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "snapshot.branch"): (("snapshot",), {"message": "x", "branch": "changed"}),
     ("IncidentRun", "snapshot.allow_empty"): (("snapshot",), {"allow_empty": True}),
     ("IncidentRun", "debug"): (("debug",), True),
+    ("AgentType", "workspace.network"): (("workspace", "network"), "open"),
+    **{
+        ("AgentType", f"workspace.network.{field}"): (("workspace", "network"), {"allow": [rule]})
+        for field, rule in (
+            ("allow", "pypi.org"),
+            ("allow.host", {"host": "pypi.org", "private": True}),
+            ("allow.private", {"host": "pypi.org", "private": True}),
+        )
+    },
+    ("Policy", "network"): (("network",), "none"),
+    **{
+        ("Policy", f"network.{field}"): (("network",), {"allow": [{"host": "pypi.org", "private": True}]})
+        for field in ("allow", "allow.host", "allow.private")
+    },
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
 }
 
@@ -224,7 +238,6 @@ ORIGINS = ("origin", "origins")
 ELSEWHERE = {
     ("AgentType", "timeouts.pull"),
     ("Project", "agent_type"),
-    ("AgentType", "workspace.network"),
     ("AgentType", "workspace.resource_limits.enforcement"),
 }
 

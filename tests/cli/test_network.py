@@ -1,0 +1,129 @@
+"""What a manifest lets a workspace reach, in whole runs: through the proxy, and in no other way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from tests.support import dockerd
+from tests.support.situations import Project
+
+# Not 127.0.0.1, which programs reach without a proxy, and which inside is the workspace's own.
+THERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
+PROVIDERS = ["local", "docker", pytest.param("gvisor", marks=dockerd.GVISOR.mark)]
+PROGRAM = """
+import socket, sys, urllib.error, urllib.request
+
+port = int(sys.argv[1])
+print(urllib.request.urlopen(f"http://{sys.argv[2]}:{port}/a").read().decode())
+for url in (f"http://{sys.argv[3]}:{port}/", "http://169.254.169.254/latest/meta-data/"):
+    try:
+        urllib.request.urlopen(url)
+    except urllib.error.HTTPError as error:
+        print(error.code, error.read().decode().strip())
+for family, place in ((socket.AF_INET, sys.argv[2]), (socket.AF_INET6, "::ffff:" + sys.argv[2])):
+    try:
+        socket.socket(family).connect((place, port))
+        print("OUT")
+    except OSError as error:
+        print(type(error).__name__)
+try:
+    socket.getaddrinfo("example.org", 80)
+    print("OUT")
+except OSError:
+    print("no names")
+"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = f"hello {self.path} {self.headers['Host']}".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """That of a server on this host."""
+    with ThreadingHTTPServer(("0.0.0.0", 0), Handler) as server:  # all of 127.0.0.0/8
+        Thread(target=server.serve_forever).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-13", only="provider")
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_commands_reach_what_the_manifest_names_and_nothing_else(project: Project, port: int, provider: str) -> None:
+    (project.folder / "program.py").write_text(PROGRAM)
+    project.script(
+        f"cat > p.py <<'END'\n{PROGRAM}\nEND\npython3 p.py {port} {THERE} {ELSEWHERE}",
+        workspace=f"network: {{allow: [{{host: '{THERE}:{port}', private: true}}]}}",
+        provider=provider,
+    )
+
+    planned = project.runner("plan", ".").out
+    record = project.succeed()
+
+    assert f"{THERE}:{port}" in planned
+    lines = project.logs("agent").splitlines()
+    assert lines[0] == f"hello /a {THERE}:{port}"
+    assert [line.split()[0] for line in lines[1:3]] == ["403", "403"]
+    assert "OUT" not in lines
+    assert lines[-1] == "no names"
+    uses = json.loads(project.runner("runs", "network", "last", "--output", "json").out)
+    assert [(use["place"], use["refusal"], use["connections"]) for use in uses] == [
+        (f"{THERE}:{port}", None, 1),
+        (f"{ELSEWHERE}:{port}", "not-allowed", 1),
+        ("169.254.169.254:80", "not-allowed", 1),
+    ]
+    assert record["network"] == uses
+    assert "not-allowed" in project.runner("runs", "network", "last").out
+    assert f"network    1 connection ({THERE}:{port}); 2 refused" in project.runner("runs", "show", "last").out
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-13", only="provider")
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_without_a_network_there_is_no_proxy(project: Project, port: int, provider: str) -> None:
+    project.script(
+        "env | grep -i proxy\n"
+        f"python3 -c 'import urllib.request; urllib.request.urlopen(\"http://{THERE}:{port}\")' && echo OUT\ntrue",
+        provider=provider,
+    )
+
+    project.succeed()
+
+    assert project.logs("agent") == ""
+    assert project.runner("runs", "network", "last").out == "no connection, and none was refused\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "provider", "policy", "code", "words"),
+    [
+        ((), "process", None, "plan.unenforceable", "`process` cannot enforce network pypi.org"),
+        (("--untrusted",), "local", None, "policy.network", "manifests of a fork get no network"),
+        ((), "local", "network: none", "policy.network", "policy `house` does not allow network pypi.org"),
+        ((), "local", "network: {allow: [pypi.org:443]}", "policy.network", "allowed: pypi.org:443"),
+    ],
+    ids=["a provider without", "a fork", "no ceiling", "a lower ceiling"],
+)
+def test_what_cannot_be_held_or_allowed_is_refused_at_its_line(
+    project: Project, arguments: tuple[str, ...], provider: str, policy: str | None, code: str, words: str
+) -> None:
+    project.script("true", workspace="network: {allow: [pypi.org]}", provider=provider, policy=policy)
+
+    done = project.runner("plan", ".", *arguments)
+
+    assert code in done.errors
+    assert words in done.err
+    assert "network: {allow: [pypi.org]}" in done.err

@@ -1,0 +1,279 @@
+"""The egress proxy over real sockets: what gets through, what a hostile program inside tries, and what is told."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from msgspec import Struct
+
+from runner.core.hosts import Address, NetworkSpec, parse_rule
+from runner.core.model import NetworkRefusal
+from runner.core.nurseries import open_services
+from runner.network import proxy
+from runner.network.proxy import open_egress
+from runner.ports.network import MAX_REPORTED, EgressConnection
+
+NAMES = {"a.test": "127.0.0.1", "b.test": "127.0.0.1", "meta.test": "169.254.169.254"}
+
+
+async def resolve(host: str) -> Sequence[Address]:
+    if host not in NAMES:
+        raise OSError("no such name")
+    return [ip_address(NAMES[host])]
+
+
+class House(Struct):
+    """A proxy, and servers of this host behind it."""
+
+    proxy: int
+    told: list[EgressConnection]
+
+    async def ask(self, data: bytes) -> bytes:
+        """All that the proxy answers to some bytes, until it closes."""
+        async with await trio.open_tcp_stream("127.0.0.1", self.proxy) as stream:
+            await stream.send_all(data)
+            with trio.fail_after(20):
+                return b"".join([chunk async for chunk in stream])
+
+    async def last(self) -> EgressConnection:
+        """What was told last, once anything was."""
+        while not self.told:
+            await trio.sleep(0.01)
+        return self.told[-1]
+
+    async def refused(self, data: bytes) -> tuple[int, NetworkRefusal | None]:
+        answer = await self.ask(data)
+        return int(answer.split()[1]), (await self.last()).refusal
+
+
+@asynccontextmanager
+async def house(*rules: str, private: bool = True) -> AsyncIterator[House]:
+    allowed = NetworkSpec(tuple(parse_rule(rule, private=private) for rule in rules))
+    told: list[EgressConnection] = []
+    async with open_egress(allowed, told.append, resolve=resolve) as session, open_services() as services:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+        async def serve(stream: trio.SocketStream) -> None:
+            async with stream:
+                await session.serve(stream)
+
+        services.start_soon(trio.serve_listeners, serve, listeners)
+        yield House(listeners[0].socket.getsockname()[1], told)
+
+
+@asynccontextmanager
+async def server(answer: bytes, context: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A server that answers the first bytes of each connection, and what it got."""
+    got: list[bytes] = []
+
+    async def serve(stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
+        async with stream:
+            with suppress(trio.BrokenResourceError):  # of a client that never finished its handshake
+                got.append(await stream.receive_some(1 << 16))
+                await stream.send_all(answer)
+
+    plain = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    listeners = [trio.SSLListener(one, context) for one in plain] if context is not None else plain
+    async with open_services() as services:
+        services.start_soon(trio.serve_listeners, serve, listeners)
+        yield plain[0].socket.getsockname()[1], got
+
+
+async def test_a_tunnel_carries_both_ways_and_is_told_with_its_rule() -> None:
+    async with server(b"pong") as (port, got), house(f"a.test:{port}") as inside:
+        answer = await inside.ask(b"CONNECT A.test.:%d HTTP/1.1\r\nHost: x\r\n\r\nping" % port)
+
+        assert answer.endswith(b"\r\n\r\npong")
+        assert got == [b"ping"]
+        told = await inside.last()
+    assert (told.host, told.port, told.address, told.rule) == ("a.test", port, "127.0.0.1", f"a.test:{port}")
+    assert (told.sent_bytes, told.received_bytes, told.refusal) == (4, 4, None)
+
+
+async def test_a_request_with_a_url_is_framed_anew_and_one_a_connection() -> None:
+    found = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nKeep-Alive: 5\r\nSet-Cookie: a\r\n\r\nok"
+    async with server(found) as (port, got), house(f"a.test:{port}") as inside:
+        second = b"GET http://b.test/ HTTP/1.1\r\nHost: b.test\r\n\r\n"
+        head = b"GET http://a.test:%d/x?y HTTP/1.1\r\nHost: evil.test\r\nProxy-Authorization: z\r\nA: b\r\n\r\n" % port
+        answer = await inside.ask(head + second)
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"ok")
+    assert b"keep-alive" not in answer.lower()
+    (asked,) = got
+    lines = asked.lower().split(b"\r\n")
+    assert lines[0] == b"get /x?y http/1.1"
+    assert b"host: a.test:%d" % port in lines
+    assert not [line for line in lines if line.startswith((b"proxy-", b"host: evil", b"get http"))]
+    assert len(inside.told) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "refusal"),
+    [
+        ("CONNECT b.test:443 HTTP/1.1", 403, NetworkRefusal.NOT_ALLOWED),
+        ("CONNECT a.test:22 HTTP/1.1", 403, NetworkRefusal.NOT_ALLOWED),
+        ("CONNECT 127.0.0.1:443 HTTP/1.1", 403, NetworkRefusal.NOT_ALLOWED),
+        ("CONNECT [::1]:443 HTTP/1.1", 403, NetworkRefusal.NOT_ALLOWED),
+        ("CONNECT a.test:443 HTTP/1.1", 403, NetworkRefusal.PRIVATE),
+        ("CONNECT meta.test:443 HTTP/1.1", 403, NetworkRefusal.PRIVATE),
+        ("CONNECT gone.test:443 HTTP/1.1", 502, NetworkRefusal.UNRESOLVED),
+        ("CONNECT a.test HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("CONNECT a.test:0 HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("CONNECT u:p@a.test:443 HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("CONNECT 0177.0.0.1:443 HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("CONNECT 2130706433:443 HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("CONNECT a.test%00.evil:443 HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("GET http://b.test/ HTTP/1.1", 403, NetworkRefusal.NOT_ALLOWED),
+        ("GET http://a.test/ HTTP/1.1", 403, NetworkRefusal.PRIVATE),
+        ("GET http://u@a.test/ HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("GET https://a.test/ HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("GET file:///etc/passwd HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("GET / HTTP/1.1", 400, NetworkRefusal.MALFORMED),
+        ("PUT http://a.test/ HTTP/1.1\r\nContent-Length:1\r\nTransfer-Encoding:chunked", 400, NetworkRefusal.MALFORMED),
+        ("GET http://a.test/ HTTP/1.1\r\nA: b\r\n c\0d", 400, NetworkRefusal.MALFORMED),
+        ("nonsense", 400, NetworkRefusal.MALFORMED),
+    ],
+)  # fmt: skip
+async def test_what_is_not_allowed_is_refused_and_told(request_line: str, status: int, refusal: NetworkRefusal) -> None:
+    async with house("a.test", "meta.test", "gone.test", private=False) as inside:
+        found = await inside.refused(f"{request_line}\r\nHost: a.test\r\n\r\n".encode())
+
+    assert found == (status, refusal)
+
+
+async def test_the_address_that_was_judged_is_the_one_that_is_dialled() -> None:
+    """A name server that answers otherwise the second time is asked once."""
+    answers = ["127.0.0.1", "169.254.169.254"]
+
+    async def rebinding(host: str) -> Sequence[Address]:
+        return [ip_address(answers.pop(0))]
+
+    async with server(b"pong") as (port, _):
+        allowed = NetworkSpec((parse_rule(f"a.test:{port}", private=True),))
+        told: list[EgressConnection] = []
+        ours, theirs = trio.testing.memory_stream_pair()
+        async with open_egress(allowed, told.append, resolve=rebinding) as session, trio.open_nursery() as nursery:
+            nursery.start_soon(session.serve, theirs)
+            await ours.send_all(b"CONNECT a.test:%d HTTP/1.1\r\nHost: a\r\n\r\nping" % port)
+            assert b"200" in await ours.receive_some()
+            await ours.send_eof()
+
+    assert [one.address for one in told] == ["127.0.0.1"]
+    assert answers == ["169.254.169.254"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tls") / "server.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=a.test", "-addext", "subjectAltName=DNS:a.test,DNS:b.test",
+         "-keyout", str(file.with_suffix(".key")), "-out", str(file)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return file
+
+
+@pytest.mark.parametrize(("asked", "through"), [("a.test", True), ("b.test", False)])
+async def test_tls_must_ask_for_the_host_of_its_connection(certificate: Path, asked: str, through: bool) -> None:
+    """Else an allowed host would be a door to others on the same machines."""
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    ours = ssl.create_default_context(cafile=certificate)
+    async with server(b"pong", theirs) as (port, got), house(f"a.test:{port}") as inside:
+        async with await trio.open_tcp_stream("127.0.0.1", inside.proxy) as stream:
+            await stream.send_all(b"CONNECT a.test:%d HTTP/1.1\r\nHost: a\r\n\r\n" % port)
+            assert b"200" in await stream.receive_some()
+            secure = trio.SSLStream(stream, ours, server_hostname=asked)
+            try:
+                await secure.send_all(b"ping")
+                answered = await secure.receive_some() == b"pong"
+            except trio.BrokenResourceError:
+                answered = False
+        await inside.last()
+
+    assert answered is through
+    assert got == [b"ping"] * through
+    assert [one.refusal for one in inside.told] == [None if through else NetworkRefusal.OTHER_NAME]
+
+
+async def test_a_server_that_speaks_first_is_heard() -> None:
+    async def greet(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all(b"SSH-2.0-x\r\n")
+            await stream.receive_some()
+
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    async with open_services() as services, house(f"a.test:{port}") as inside:
+        services.start_soon(trio.serve_listeners, greet, listeners)
+        async with await trio.open_tcp_stream("127.0.0.1", inside.proxy) as stream:
+            await stream.send_all(b"CONNECT a.test:%d HTTP/1.0\r\n\r\n" % port)
+            heard = b""
+            with trio.fail_after(10):
+                while not heard.endswith(b"SSH-2.0-x\r\n"):
+                    heard += await stream.receive_some()
+
+
+async def test_silence_ends_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "IDLE_SECONDS", 0.2)
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    async with open_services() as services, house(f"a.test:{port}") as inside:
+        services.start_soon(trio.serve_listeners, lambda stream: trio.sleep_forever(), listeners)
+
+        assert b"200" in await inside.ask(b"CONNECT a.test:%d HTTP/1.0\r\n\r\n" % port)
+
+
+async def test_more_connections_than_a_session_takes_are_refused_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy, "MAX_CONNECTIONS", 8)
+    async with server(b"pong") as (port, _), house(f"a.test:{port}") as inside:
+        waiting = [await trio.open_tcp_stream("127.0.0.1", inside.proxy) for _ in range(8)]
+        with trio.fail_after(20):
+            status, refusal = await inside.refused(b"CONNECT a.test:%d HTTP/1.0\r\n\r\n" % port)
+        assert (status, refusal) == (503, NetworkRefusal.BUSY)
+        for stream in waiting:
+            await stream.aclose()
+        await trio.sleep(0.2)
+
+        assert b"pong" in await inside.ask(b"CONNECT a.test:%d HTTP/1.0\r\n\r\nping" % port)
+
+
+async def test_millions_of_attempts_are_counted_and_not_listed() -> None:
+    told: list[EgressConnection] = []
+    async with open_egress(NetworkSpec((parse_rule("a.test"),)), told.append, resolve=resolve) as session:
+        for _ in range(MAX_REPORTED + 50):
+            ours, theirs = trio.testing.memory_stream_pair()
+            await ours.send_all(b"CONNECT b.test:443 HTTP/1.0\r\n\r\n")
+            await session.serve(theirs)
+
+    assert sum(one.count for one in told) == MAX_REPORTED + 50
+    assert len(told) == MAX_REPORTED + 1
+    assert (told[-1].host, told[-1].count, told[-1].refusal) == ("", 50, NetworkRefusal.NOT_ALLOWED)
+
+
+async def test_the_end_of_a_session_ends_its_connections() -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    told: list[EgressConnection] = []
+    allowed = NetworkSpec((parse_rule(f"a.test:{port}", private=True),))
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with open_services() as services, trio.open_nursery() as nursery:
+        services.start_soon(trio.serve_listeners, lambda stream: trio.sleep_forever(), listeners)
+        async with open_egress(allowed, told.append, resolve=resolve) as session:
+            nursery.start_soon(session.serve, theirs)
+            await ours.send_all(b"CONNECT a.test:%d HTTP/1.0\r\n\r\n" % port)
+            assert b"200" in await ours.receive_some()
+
+    assert [one.refusal for one in told] == [None]
