@@ -327,7 +327,7 @@ class ClusterRequestFinished(Event, frozen=True, tag="ClusterRequestFinished", k
     count: int = 1
 
 
-class ConnectionEnded(Event, frozen=True, tag="ConnectionEnded"):
+class ConnectionEnded(Event, frozen=True, tag="ConnectionEnded", kw_only=True):
     """One connection of a step's commands to a host has ended, or was refused; contents are not recorded.
 
     Beyond the first thousand of a step, ``count`` equal ones share one event without ``host``. ``address`` was dialled,

@@ -68,7 +68,7 @@ async def open_egress(
 
 
 class _Traffic(Struct):
-    """What is known of a connection so far."""
+    """A connection, as much of it as is known."""
 
     host: str = ""
     port: int = 0

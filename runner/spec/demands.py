@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from runner.core.codec import digest
 from runner.core.model import Feature, Limits
 from runner.core.settings import Settings
-from runner.manifest.kinds._fields import network_spec
+from runner.manifest.network import network_spec
 from runner.policy.protected import unite
 from runner.spec.cluster import cluster_demands
 from runner.spec.model import Demand, PolicySpec, Warm

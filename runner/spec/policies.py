@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from runner.core.errors import NetworkForbidden, ProviderForbidden, RunnerError
 from runner.core.hosts import NetworkSpec
 from runner.core.model import IsolationClass
-from runner.manifest.kinds._fields import network_spec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.load import Document
+from runner.manifest.network import network_spec
 from runner.spec.model import PolicyFile, PolicySpec
 from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
 from runner.spec.select import Selected

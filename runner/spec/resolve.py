@@ -11,10 +11,10 @@ from runner.core.errors import BadValue, KeyInside, ProtectedIgnored, RunnerErro
 from runner.core.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass
 from runner.core.plural import plural
 from runner.core.settings import Settings
-from runner.manifest.kinds._fields import network_spec
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.load import DEFAULTS
+from runner.manifest.network import network_spec
 from runner.spec.checkout import TaskContext
 from runner.spec.cluster import cluster_faults, cluster_of
 from runner.spec.demands import demands_of, limits_of, protected_paths_of, warm_of

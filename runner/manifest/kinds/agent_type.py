@@ -34,7 +34,6 @@ from runner.manifest.kinds._fields import (
     Isolation,
     Memory,
     ModelName,
-    Network,
     RelativePath,
     RelativePaths,
     Shape,
@@ -49,6 +48,7 @@ from runner.manifest.kinds._fields import (
     no_repeats,
     one_of,
 )
+from runner.manifest.network import Network
 
 KIND = "AgentType"
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from runner.manifest.kinds._fields import Body, Distinct, Isolation, Network, Size, Text, no_repeats
+from runner.manifest.kinds._fields import Body, Distinct, Isolation, Size, Text, no_repeats
+from runner.manifest.network import Network
 
 KIND = "Policy"
 

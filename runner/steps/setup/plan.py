@@ -15,7 +15,7 @@ NEEDS = (("clone", "provision"),)
 TAKES_SECRETS = True
 
 
-class SetupBody(Struct, frozen=True):
+class SetupBody(Struct, frozen=True, kw_only=True):
     commands: tuple[Command, ...]
     command_seconds: float
     may_fail: bool
@@ -49,7 +49,13 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
         repeated_on_fallback=True,
-        body=SetupBody(spec.setup, spec.setup_timeout_seconds, spec.setup_may_fail, mount_plan, spec.network),
+        body=SetupBody(
+            commands=spec.setup,
+            command_seconds=spec.setup_timeout_seconds,
+            may_fail=spec.setup_may_fail,
+            mount_plan=mount_plan,
+            network=spec.network,
+        ),
         network=str(spec.network),
         mounts=planned_mounts(mount_plan, spec),
     )
