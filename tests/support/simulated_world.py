@@ -347,6 +347,7 @@ class World:
             sub_runner=cast(Any, None),
             gateway=ModelGateway(cast(Any, None)),
             cluster=cast(Any, None),
+            open_egress=cast(Any, None),
             model_key=cast(Any, None),
             model_url=cast(Any, None),
             lease=self.connect(process).lease,

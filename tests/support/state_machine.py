@@ -16,6 +16,7 @@ from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.gateway.gateway import ModelGateway
 from runner.git import open_git
+from runner.network.proxy import open_egress
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.make_plan import make_plan
 from runner.plan.model import RunPlan
@@ -42,6 +43,7 @@ class Machine:
             sub_runner=lambda name, env: read_command(shipped("runners") / f"{name}.sh", env),
             gateway=ModelGateway(self.settings),
             cluster=Clusters(self.settings),
+            open_egress=open_egress,
             model_key=lambda api: "",
             model_url=lambda api: None,
             lease=self.store.lease,
