@@ -231,8 +231,10 @@ class _Client:
 
     async def next_event(self) -> h11.Event | type[h11.PAUSED]:
         while (event := self.protocol.next_event()) is h11.NEED_DATA:
-            with trio.fail_after(READ_SECONDS):
+            with trio.move_on_after(READ_SECONDS) as waiting:
                 self.protocol.receive_data(await self.connection.receive_some(_CHUNK))
+            if waiting.cancelled_caught:
+                raise Refused(NetworkRefusal.MALFORMED, "the request did not go on", 408)
         return event  # type: ignore[return-value]  # the other sentinel is handled
 
     async def send(self, *events: h11.Event) -> int:

@@ -234,6 +234,20 @@ async def test_silence_ends_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
         assert b"200" in await inside.ask(b"CONNECT a.test:%d HTTP/1.0\r\n\r\n" % port)
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"CONNECT a.te", b"PUT http://a.test:%d/ HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf"],
+    ids=["silent", "a line", "a body"],
+)
+async def test_a_request_that_does_not_go_on_is_refused(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    """And nothing else ends with it: an error would take the workspace down."""
+    monkeypatch.setattr(proxy, "READ_SECONDS", 0.2)
+    async with server(b"pong") as (port, _), house(f"a.test:{port}") as inside:
+        begun = begun.replace(b"%d", b"%d" % port)
+        assert await inside.refused(begun) == (408, NetworkRefusal.MALFORMED)
+        assert b"pong" in await inside.ask(b"CONNECT a.test:%d HTTP/1.0\r\n\r\nping" % port)
+
+
 async def test_more_connections_than_a_session_takes_are_refused_and_the_rest_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
