@@ -429,7 +429,7 @@ def test_the_place_is_docker_where_that_works_for_the_user_and_is_not_asked_for_
     named = project.runner(*described, "--provider", "docker")
 
     assert "    providers: [docker]\n" in with_docker.out, with_docker.err
-    assert "    base_image: k8s-triage-agent\n" in with_docker.out
+    assert "    base_image: {ref: k8s-triage-agent, pull: never}\n" in with_docker.out
     assert "    providers: [local]\n" in without.out, without.err
     assert f"    toolchains: [{claude}/bin]\n" in without.out
     assert "    providers: [docker]\n" in named.out

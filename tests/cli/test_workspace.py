@@ -245,7 +245,12 @@ def test_the_life_of_a_workspace_with_a_kernel_of_its_own(
     ("arguments", "code", "words"),
     [
         pytest.param(("--provider", "docker"), 4, "name one with --image", id="docker without an image"),
-        pytest.param(("--provider", "docker", "--image", "gone:7"), 4, "error[provider.image-missing]", id="no image"),
+        pytest.param(
+            ("--provider", "docker", "--image", "127.0.0.1:9/gone:7"),
+            4,
+            "[provider.registry-unreachable]",
+            id="no image",
+        ),
         pytest.param(("--provider", "docker", "--image", ""), 2, "`` is not the name of an image", id="an empty name"),
         pytest.param(("--provider", "docker", "--image", "Gone"), 2, "write a name such as", id="no name of an image"),
         pytest.param(("--provider", "local", "--image", "gone:7"), 4, "`local`: it has no images", id="local"),

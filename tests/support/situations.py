@@ -284,11 +284,12 @@ def processes_of(home: Path) -> list[tuple[int, str]]:
 def _shows(mounts: bytes, places: Sequence[bytes]) -> bool:
     """Whether one of the places is mounted, but for where volumes are for everybody.
 
-    That is also below the old root which any sandbox has for a moment while bubblewrap makes it.
+    That is also below the old root which any sandbox has for a moment while bubblewrap makes it, and below the copy of
+    ``/run`` that a daemon of an ordinary user has.
     """
     if not any(place in mounts for place in places):
         return False
-    everybody = re.compile(rf" (/oldroot)?{re.escape(str(shared_directory()))}/".encode())
+    everybody = re.compile(rf" \S*/{re.escape(shared_directory().name)}/".encode())
     return any(place in line and not everybody.search(line) for line in mounts.splitlines() for place in places)
 
 

@@ -171,7 +171,7 @@ def test_work_that_can_not_be_saved_is_kept_and_said(project: Project) -> None:
         kept = project.home / "state" / "projects" / "default" / "workspaces" / f"{run}-1"
 
         assert done.code == 0
-        assert f"kept     {kept}: `plan.json` cannot be used" in done.out
+        assert f"kept     {kept}: `{plan}` is not the plan of a run" in done.out
         assert (kept / "made").read_text() == "work\n"
         assert processes_of(project.home) == []
         assert "LEFT BEHIND" in project.runner("runs", "show", run).out
