@@ -24,7 +24,7 @@ class RemoteDaemon(Daemon):
         self._near, self._far = (f"10.231.{number >> 8}.{number + end & 255}" for end in (1, 2))
         self.host = f"tcp://{self._far}:{_PORT}"
         self.certificates = root / "client"
-        hide = f'mount --make-rprivate / && mount -t tmpfs hidden {hidden} && exec "$@"'
+        hide = f'mount --make-rslave / && mount -t tmpfs hidden {hidden} && exec "$@"'
         enter = ("nsenter", f"--net=/run/netns/{self._name}", "unshare", "--mount")
         self.apart = (*enter, "sh", "-c", hide, "sh")
         self.listening = (

@@ -30,7 +30,7 @@ SetEnv DOCKER_HOST={docker}
 """
 # Whoever enters sees an account that this host does not have.
 _ENTER = """
-mount --make-rprivate / && mount --bind "$1/passwd" /etc/passwd && mount --bind "$1/group" /etc/group || exit
+mount --make-rslave / && mount --bind "$1/passwd" /etc/passwd && mount --bind "$1/group" /etc/group || exit
 mkdir -p /run/sshd; shift; exec "$@"
 """
 

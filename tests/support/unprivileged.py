@@ -26,7 +26,7 @@ _FILES = {
     "subgid": f"{_NAME}:{_IDS}:65536\n",
 }
 _ENTER = """
-mount --make-rprivate / && cd "$1/etc" || exit
+mount --make-rslave / && cd "$1/etc" || exit
 for file in *; do
   mount --bind "$file" "/etc/$file" || exit
 done
