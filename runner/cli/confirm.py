@@ -33,6 +33,8 @@ async def agreed(planned: PlanResult, settings: Settings, out: Output) -> bool:
 
     Raises ``Rejected`` instead when it would be refused anyway.
     """
+    import trio
+
     from runner.ops.planning.compare import compare
     from runner.ops.planning.refusals import outside_of, refuse
     from runner.report.plan import render_question
@@ -42,8 +44,8 @@ async def agreed(planned: PlanResult, settings: Settings, out: Output) -> bool:
     out.line(render_question(planned.plan, compared=compared, most=MOST_CHANGES))
     try:
         out.verbatim("Start? [y/N] ")
-        said = sys.stdin.readline()  # nothing else goes on yet that it could keep from going on
-    except KeyboardInterrupt:
+        said = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    except trio.Cancelled:  # by a signal
         out.line("\nNothing started.")
         raise
     if said.strip().lower() in _YES:

@@ -9,6 +9,7 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
+from runner.core.errors import HostRefused
 from runner.core.nurseries import open_services, unwrapping_groups
 
 # What would end a program by default and can be caught; HUP ends nothing, since a lost terminal is no decision.
@@ -22,7 +23,8 @@ Ts = TypeVarTuple("Ts")
 def run_cancellable(work: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
     """Run some work. SIGINT, SIGTERM and SIGHUP cancel it, so that no command in it outlives this process.
 
-    Then it raises ``KeyboardInterrupt``. Signals that this process was started to ignore are ignored.
+    Then it raises ``KeyboardInterrupt``. Signals that this process was started to ignore are ignored. An ``OSError``
+    is raised as ``HostRefused``.
     """
 
     async def whole() -> T:
@@ -32,8 +34,13 @@ def run_cancellable(work: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
                 return await work(*args)
         raise KeyboardInterrupt
 
-    with unwrapping_groups():
-        return trio.run(whole)
+    try:
+        with unwrapping_groups():
+            return trio.run(whole)
+    except BrokenPipeError:
+        raise  # a reader of ours has gone
+    except OSError as error:
+        raise HostRefused.of(error) from error
 
 
 @asynccontextmanager

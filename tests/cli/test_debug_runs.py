@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from runner.core.model import Status
 from runner.core.settings import shipped
 from runner.events.record import RunRecord
 from runner.report.text import render_run
+from runner.runtime import subrunner
 from runner.steps.session import run as session
 from tests.cli.test_models import apply_with_double, program, tools, write
 from tests.support.situations import Project, document, outcome_of
@@ -92,10 +94,10 @@ def archived(project: Project, record: RunRecord) -> dict[str, str]:
 def hook(project: Project, tools: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the agent's own post-hook be this one."""
     runners = project.home / "shipped" / "runners"
-    runners.mkdir(parents=True)
+    shutil.copytree(POST_HOOKS, runners)
     (runners / "claude-post.sh").write_text(text)
     real = shipped
-    monkeypatch.setattr(session, "shipped", lambda name: runners if name == "runners" else real(name))
+    monkeypatch.setattr(subrunner, "shipped", lambda name: runners if name == "runners" else real(name))
 
 
 def warned(record: RunRecord) -> str:

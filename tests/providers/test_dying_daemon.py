@@ -113,7 +113,7 @@ def resident():
 
 async def make():
     name = f"many-{secrets.token_hex(6)}"
-    return await provider.create(WorkspaceRequest(name, "run-1", "nonce", image=image))
+    return await provider.create(WorkspaceRequest(id=name, run="run-1", nonce="nonce", image=image))
 
 async def use_all(handles):
     peaks, waiting = [], len(handles)

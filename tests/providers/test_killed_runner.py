@@ -14,7 +14,21 @@ import trio
 from runner.ports.provider import WorkspaceRequest
 from runner.testing.outside import alive, descendants, living_of, marked
 from tests.support.needs import ROOT
-from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, VOLUMES, inhabitants, make
+from tests.support.providers import (
+    DOCKER,
+    GUESTS,
+    GVISOR,
+    LOCAL,
+    PODMAN,
+    ROOT_PODMAN,
+    ROOTLESS,
+    VOLUMES,
+    inhabitants,
+    make,
+)
+
+# Those whose containers this host can tell by their cgroup.
+HERE = [kind for kind in GUESTS if kind not in (PODMAN, ROOT_PODMAN, ROOTLESS)]
 
 RUNNER = """
 import sys, trio
@@ -50,7 +64,7 @@ trio.run(main)
 
 @pytest.mark.scenario("BEY-06")
 @pytest.mark.parametrize("stopping", ["", "stopping"], ids=["running", "being stopped"])
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.nightly) if k == GVISOR else k for k in GUESTS])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.nightly) if k == GVISOR else k for k in HERE])
 async def test_nothing_outlives_a_killed_runner_and_what_is_left_is_found_and_removed(
     tmp_path: Path, kind: str, stopping: str
 ) -> None:

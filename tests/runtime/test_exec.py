@@ -30,7 +30,7 @@ from runner.runtime.exec import open_logs, run_logged
 
 async def main(home, script):
     provider = LocalProvider(home)
-    handle = await provider.create(WorkspaceRequest(f"flood-{os.getpid()}", "run", "nonce"))
+    handle = await provider.create(WorkspaceRequest(id=f"flood-{os.getpid()}", run="run", nonce="nonce"))
     async with provider.open(handle, SandboxSpec()) as workspace:
         await workspace.run(["true"])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -182,7 +182,7 @@ EVENTS = {"fcntl.flock", "fcntl.ioctl", "open", "os.chmod", "os.chown", "os.link
 
 async def live():
     local = LocalProvider(home)
-    handle = await local.create(WorkspaceRequest("w", "run", "nonce", Limits(disk_bytes=8 << 20)))
+    handle = await local.create(WorkspaceRequest(id="w", run="run", nonce="nonce", limits=Limits(disk_bytes=8 << 20)))
     (handle.tree / "made").write_text("made")
     await local.destroy(handle)
 

@@ -8,12 +8,61 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from runner.core.codec import plain
+from runner.core.model import IsolationClass, Limits
 from runner.events.record import RunRecord
+from runner.ops.planning.make_plan import Request
+from runner.ops.planning.plan_inputs import PlanInputs
 from runner.ops.runs.output_copy import copy_output
-from runner.plan.model import FORMAT
+from runner.plan.model import FORMAT, RunPlan, Step, run_document
+from runner.runtime.mount_plan import MountPlan
+from runner.spec.model import ReportCheck, VerifySpec
+from runner.steps.agent.plan import AgentBody
+from runner.steps.verify.plan import VerifyBody
 
 Leave = Callable[..., list[str]]
+MOUNTS = MountPlan(protected=(), toolchains=(), incident=False)
+AGENT = AgentBody(agent="claude", system="", user="", prompt="", env={}, must=(), mount_plan=MOUNTS)
+REPORT = ReportCheck("investigation.md", 0, ())
+VERIFY = VerifySpec(setup=(), required=(), forbidden=(), report=REPORT, commands=())
+
+
+def a_step(kind: str, body: object) -> Step:
+    return Step(id=kind, kind=kind, what="", phase="work", needs=(), deadline_seconds=1.0, origin="", body=body)
+
+
+TRIAGE = RunPlan(
+    name="triage",
+    group="triage",
+    needs=(),
+    max_parallel=None,
+    outputs={},
+    origin="",
+    providers=("local",),
+    isolation=IsolationClass.NONE,
+    limits=Limits(),
+    commit=None,
+    deadline_seconds=1.0,
+    stop_budget_seconds=1.0,
+    policies=(),
+    notes=(),
+    values={},
+    steps=(a_step("agent", AGENT), a_step("verify", VerifyBody(VERIFY, (), MOUNTS))),
+)
+INPUTS = PlanInputs(
+    manifests=Path("x"),
+    request=Request(),
+    group="triage",
+    needs=(),
+    checkout=None,
+    commit=None,
+    probes={},
+    outputs={},
+    keys={},
+    texts={},
+)
 
 
 @pytest.fixture
@@ -25,10 +74,8 @@ def leave(tmp_path: Path) -> Leave:
         for path, content in ((log, "log"), *((kept / name.replace("__", "/"), text) for name, text in files.items())):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)
-        asked = {"only": None, "task": {}, "offline": False, "untrusted": False, **request}
-        verify = {"kind": "verify", "body": {"verify": {"report": {"path": "investigation.md"}}}}
-        runs = [{"name": "triage", "steps": [verify]}]
-        plan = {"format": FORMAT, "digest": "x", "runs": runs, "inputs": {"request": asked}}
+        inputs = replace(INPUTS, request=replace(Request(), **request))
+        plan = {"format": FORMAT, "digest": "x", "runs": [run_document(TRIAGE)], "inputs": plain(inputs)}
         (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
         return copy_output(tmp_path / "run", RunRecord(id="7k3q", log=str(log)))
 
