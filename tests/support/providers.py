@@ -25,10 +25,10 @@ from tests.support.fake_provider import FakeProvider, Scripted
 LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
 DOCKER, VOLUMES, GVISOR = "docker", "docker by volumes", "gvisor"
 PODMAN, ROOT_PODMAN, ROOTLESS = "podman", "podman as root", "rootless docker"
-BY_VOLUMES = (VOLUMES, PODMAN, ROOT_PODMAN, ROOTLESS)
-# It sets more open files for its containers than root of some hosts may have, and then runs none.
-_NONE = {ROOT_PODMAN} if unprivileged.RootPodman.component.missing else set()
-GUESTS = tuple(k for k in (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR, *BY_VOLUMES) if k not in _NONE)
+# As root it sets more open files for its containers than root of some hosts may have, and then runs none.
+HERE_AS_ROOT = () if unprivileged.RootPodman.component.missing else (ROOT_PODMAN,)
+BY_VOLUMES = (VOLUMES, PODMAN, *HERE_AS_ROOT, ROOTLESS)
+GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR, *BY_VOLUMES)
 SIZED = (LOCAL, DOCKER, GVISOR)  # where they run as root
 KINDS = (*GUESTS, FAKE)
 SLOW = (DOCKER,)  # of checks that take long, for the night
