@@ -29,7 +29,15 @@ PAGES = {
     for path in [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
     if "_build" not in path.parts
 }
-SESSIONS = [name for name, page in PAGES.items() if page.commands]
+# Sessions of ten seconds and more, for the night.
+LONG = ("troubleshooting", "howto/add-a-provider", "howto/add-a-step", "howto/add-an-agent", "tutorials/first-agent")
+LONG += ("howto/run-from-a-program", "oncall/setup", "tutorials/node", "tutorials/python")
+NIGHT = {f"docs/{name}.md" for name in LONG}
+SESSIONS = [
+    pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHT else [])
+    for name, page in PAGES.items()
+    if page.commands
+]
 
 
 @pytest.mark.slow
