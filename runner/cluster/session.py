@@ -164,10 +164,10 @@ class ReadOnlySession(ServedSession):
             self._report(parsed, response.status, trio.current_time() - request.began, refusal)
 
     def _report(self, parsed: KubeRequest, status: int, seconds: float, refusal: ClusterRefusal | None) -> None:
-        if not self._left_to_report and not self._closed:
+        if not self._left_to_report and not self._connections.closed:
             self._unreported[parsed.verb, refusal] += 1
             return
-        self._left_to_report -= not self._closed
+        self._left_to_report -= not self._connections.closed
         self._on_request(
             ClusterRequest(
                 verb=parsed.verb,

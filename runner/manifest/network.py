@@ -11,10 +11,7 @@ from runner.manifest.kinds._fields import Shape
 
 
 def _network_host(text: str) -> str:
-    try:
-        parse_rule(text)
-    except ValueError as error:
-        raise ValueError(str(error)) from None
+    parse_rule(text)
     return text
 
 

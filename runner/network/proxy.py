@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
 
 import h11
 import trio
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from runner.core.hosts import Address, NetworkSpec, canonical_host, is_address, reachable
 from runner.core.model import NetworkRefusal
 from runner.network.http import MAX_HEAD, READ_SECONDS, Headers
+from runner.network.served_session import ConnectionScopes
 from runner.network.tls_name import MOST, Incomplete, server_name
 from runner.ports.network import MAX_REPORTED, EgressConnection, EgressSession
 from runner.ports.provider import Connection
@@ -81,23 +83,20 @@ class _Traffic(Struct):
 class _Session:
     def __init__(self, allowed: NetworkSpec, tell: Callable[[EgressConnection], None], resolve: Resolve) -> None:
         self._allowed, self._tell, self._resolve = allowed, tell, resolve
-        self._scopes: set[trio.CancelScope] = set()
-        self._closed = False
+        self._connections = ConnectionScopes()
         self._told = 0
         self._more: Counter[tuple[int, NetworkRefusal | None]] = Counter()
 
     def close(self) -> None:
         """End the connections that are still served, and report those that were only counted."""
-        self._closed = True
-        for scope in self._scopes:
-            scope.cancel()
+        self._connections.close()
         for (port, refusal), count in self._more.items():
             self._tell(EgressConnection(host="", port=port, refusal=refusal, count=count))
 
     async def serve(self, connection: Connection) -> None:
         began, traffic = trio.current_time(), _Traffic()
         refusal: NetworkRefusal | None = None
-        with self._scope():
+        with self._connections.serving():
             client = _Client(connection)
             try:
                 await self._serve(client, traffic)
@@ -112,17 +111,6 @@ class _Session:
             finally:
                 self._report(traffic, refusal, trio.current_time() - began)
 
-    @contextmanager
-    def _scope(self) -> Iterator[None]:
-        with trio.CancelScope() as scope:
-            self._scopes.add(scope)
-            if self._closed:
-                scope.cancel()
-            try:
-                yield
-            finally:
-                self._scopes.discard(scope)
-
     def _report(self, traffic: _Traffic, refusal: NetworkRefusal | None, seconds: float) -> None:
         if not traffic.host and refusal is None:
             return  # a client that opened a connection and said nothing
@@ -130,24 +118,13 @@ class _Session:
         if self._told > MAX_REPORTED:
             self._more[traffic.port, refusal] += 1
             return
-        self._tell(
-            EgressConnection(
-                host=traffic.host,
-                port=traffic.port,
-                address=traffic.address,
-                rule=traffic.rule,
-                sent_bytes=traffic.sent_bytes,
-                received_bytes=traffic.received_bytes,
-                seconds=seconds,
-                refusal=refusal,
-            )
-        )
+        self._tell(EgressConnection(**asdict(traffic), seconds=seconds, refusal=refusal))
 
     async def _serve(self, client: _Client, traffic: _Traffic) -> None:
         head = await client.head()
         if head is None:
             return
-        if len(self._scopes) > MAX_CONNECTIONS:
+        if len(self._connections) > MAX_CONNECTIONS:
             raise Refused(NetworkRefusal.BUSY, f"more than {MAX_CONNECTIONS} connections at once", 503)
         if head.method == b"CONNECT":
             host, port = _authority(head.target.decode("ascii"), None)

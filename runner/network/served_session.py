@@ -6,7 +6,8 @@ The model gateway's session and the cluster's are built on it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 import trio
@@ -28,30 +29,50 @@ class RequestRefused(Exception):
         self.status = status
 
 
-class ServedSession(ABC):
-    def __init__(self, *, large_places: int, max_body: int = MAX_BODY) -> None:
-        """``large_places`` is how many large bodies it takes at a time, ``max_body`` the bytes of one."""
-        self._large = trio.Semaphore(large_places)
-        self._max_body = max_body
-        self._scopes: set[trio.CancelScope] = set()
-        self._closed = False
+class ConnectionScopes:
+    """The connections that a session serves, which end with it."""
 
-    async def serve(self, connection: Connection) -> None:
-        """Serve one connection to its end, or until the session is closed."""
+    def __init__(self) -> None:
+        self._scopes: set[trio.CancelScope] = set()
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve a connection for the length of the block, or until the session is closed."""
         with trio.CancelScope() as scope:
             self._scopes.add(scope)
-            if self._closed:
+            if self.closed:
                 scope.cancel()
             try:
-                await serve_http(connection, self._exchange, self._large, max_body=self._max_body)
+                yield
             finally:
                 self._scopes.discard(scope)
 
     def close(self) -> None:
         """End the connections that are still served."""
-        self._closed = True
+        self.closed = True
         for scope in self._scopes:
             scope.cancel()
+
+
+class ServedSession(ABC):
+    def __init__(self, *, large_places: int, max_body: int = MAX_BODY) -> None:
+        """``large_places`` is how many large bodies it takes at a time, ``max_body`` the bytes of one."""
+        self._large = trio.Semaphore(large_places)
+        self._max_body = max_body
+        self._connections = ConnectionScopes()
+
+    async def serve(self, connection: Connection) -> None:
+        """Serve one connection to its end, or until the session is closed."""
+        with self._connections.serving():
+            await serve_http(connection, self._exchange, self._large, max_body=self._max_body)
+
+    def close(self) -> None:
+        """End the connections that are still served."""
+        self._connections.close()
 
     @abstractmethod
     async def _exchange(self, request: Request, response: Response) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import trio
+from msgspec.structs import asdict
 
 from runner.core.hosts import NetworkSpec
 from runner.events import events as ev
@@ -29,20 +30,7 @@ async def open_network(
     send, receive = trio.open_memory_channel[ev.Event](math.inf)
 
     def tell(one: EgressConnection) -> None:
-        send.send_nowait(
-            ev.ConnectionEnded(
-                step=step,
-                host=one.host,
-                port=one.port,
-                address=one.address,
-                rule=one.rule,
-                sent_bytes=one.sent_bytes,
-                received_bytes=one.received_bytes,
-                seconds=one.seconds,
-                refusal=one.refusal,
-                count=one.count,
-            )
-        )
+        send.send_nowait(ev.ConnectionEnded(step=step, **asdict(one)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
