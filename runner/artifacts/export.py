@@ -92,11 +92,11 @@ def export(
         raise UsageError(
             f"`{to.name}` cannot be written as its name says", hint="use a name that ends in .tar.gz, or a folder"
         )
-    sources, left_out = _list_files(directory)
+    sources, left_out = list_files(directory)
     contents = _Archive(
         redactor, [OmittedFile(redactor.text(escape_unprintable(one.name)), one.why) for one in left_out]
     )
-    sources |= {name: opener for name, opener in added.items() if name not in sources}
+    sources |= added
     target = _archive(to, name, at) if is_archive else _folder(to)
     try:
         with target as put:
@@ -111,7 +111,7 @@ def export(
     return contents.exported(to)
 
 
-def _list_files(directory: Path) -> tuple[dict[str, Opener], list[OmittedFile]]:
+def list_files(directory: Path) -> tuple[dict[str, Opener], list[OmittedFile]]:
     """List the regular files, and what else is not a directory."""
     files: dict[str, Opener] = {}
     left_out: list[OmittedFile] = []

@@ -26,6 +26,7 @@ from runner.core.nurseries import open_services
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
+from runner.ops.runs.previous_attempt import result_of
 from runner.ops.runs.step_output import Say, StepOutput, tail_of, translator_of
 from runner.report import progress, triage
 from runner.report.format import columns
@@ -34,13 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.core.settings import Settings
-    from runner.report.triage import Header, Result
+    from runner.report.triage import Header
 
 _TICK = 0.1  # seconds between looks at the logs
 _WAITING = 400  # lines that wait for their reader, before no more is read for him
 _MOST = 10_000  # lines of what a step prints
-_REPORT = 1 << 24  # bytes of a report that is looked at
-
 
 _MARK = re.compile(r"^([\w.-]* +)([✓✗!])(?= )")
 _COLOURS = {"✓": 32, "✗": 31, "!": 33}
@@ -252,22 +251,6 @@ async def open_screen(
             yield screen
     finally:
         screen.close()
-
-
-def result_of(record: RunRecord, header: Header, directory: Path) -> Result:
-    """Return the report of a run that has ended, its path, and the agent's last words."""
-    from runner.ops.runs.previous_attempt import last_words
-    from runner.safefs.safe_open import read_beneath
-
-    kept, report, place = directory / "output", None, None
-    if header.report:
-        delivered = record.saved_work.outputs if record.saved_work is not None else ()
-        place = next((Path(path) for path in delivered if path.endswith(f"/{header.report}")), kept / header.report)
-        try:
-            report = read_beneath(kept, header.report, _REPORT).decode(errors="replace")
-        except OSError:
-            place = place if place.is_file() else None
-    return triage.Result(report, place, last_words(header.agent, directory), Path.cwd())
 
 
 def _clock(microseconds: int) -> str:

@@ -83,7 +83,7 @@ def document(rows: Sequence[Row]) -> Json:
 
 def text(rows: Sequence[Row]) -> str:
     """Render a table for a terminal, without empty columns and without a final line break."""
-    cells = [[sanitize(cell, WIDEST) for cell in line] for line in _table(rows)]
+    cells = [[sanitize(cell, WIDEST) for cell in line] for line in table(rows)]
     widths = [max(columns(line[at]) for line in cells) for at in range(len(cells[0]))]
     return "\n".join(
         "  ".join(cell + " " * (width - columns(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -93,12 +93,13 @@ def text(rows: Sequence[Row]) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Render a table of Markdown, with a final line break."""
-    head, *body = _table(rows)
+    head, *body = table(rows)
     lines = [head, ["---"] * len(head), *body]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
-def _table(rows: Sequence[Row]) -> list[list[str]]:
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the cells of all rows below those of their heads, without empty columns."""
     lines = [list(_HEADS), *(_cells(row) for row in rows)]
     if len({row.name for row in rows}) < len(rows):
         for line, row in zip(lines[1:], rows, strict=True):

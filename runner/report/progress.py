@@ -211,25 +211,37 @@ def _violations(account: Account) -> Iterator[str]:
 
 
 def _next(record: RunRecord, several: bool) -> Iterator[str]:
-    id = record.id
-    show = [] if several else [f"runner runs show {id}"]
+    show = [] if several else [f"runner runs show {record.id}"]
     if record.status is Status.SKIPPED:
         return
     if record.status is not Status.SUCCEEDED:
         yield from _again(record)
         yield from (f"  evidence          {words}" for words in show)
         return
-    if record.saved_work is None or record.saved_work.patch is None:
+    found = dict(actions(record))
+    if "look" not in found:
         yield from (f"  evidence   {words}" for words in show)
         return
-    yield "     evidence  ".join([f"  look       runner runs patch {id}", *show])
-    if record.snapshot is not None:
-        doubt = "" if any(step.kind == "verify" for step in record.steps.values()) else " --unverified"
-        push = "" if several else f"     or  runner runs push {id} --to origin{doubt}"
-        yield f"  deliver    runner runs branch {id}{doubt}{push}"
+    yield "     evidence  ".join([f"  look       {found['look']}", *show])
+    if "deliver" in found:
+        push = "" if several else f"     or  {found['or']}"
+        yield f"  deliver    {found['deliver']}{push}"
 
 
 def _again(record: RunRecord) -> Iterator[str]:
-    late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
-    longer = f" --timeout {math.ceil(record.deadline_seconds * _LONGER)}" if late else ""
-    yield from [f"  again from here   runner resume {record.id}{longer}"] if record.rehearsal is None else []
+    return (f"  {label}   {command}" for label, command in actions(record))
+
+
+def actions(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yield what a person does next with a run that has ended: labels with commands."""
+    id, saved_work = record.id, record.saved_work
+    if record.status is not Status.SUCCEEDED:
+        late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
+        longer = f" --timeout {math.ceil(record.deadline_seconds * _LONGER)}" if late else ""
+        yield from [("again from here", f"runner resume {id}{longer}")] if record.rehearsal is None else []
+    elif saved_work is not None and saved_work.patch is not None:
+        yield "look", f"runner runs patch {id}"
+        if record.snapshot is not None:
+            doubt = "" if any(step.kind == "verify" for step in record.steps.values()) else " --unverified"
+            yield "deliver", f"runner runs branch {id}{doubt}"
+            yield "or", f"runner runs push {id} --to origin{doubt}"

@@ -32,7 +32,7 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
         yield f"  resumes    run {record.resumes}"
     yield f"  isolation  {isolation_line(record)}"
     yield from (f"  refused    {provider}: {reason}" for provider, reason in record.rejected_providers)
-    told = _because(record)
+    told = because(record)
     if told:
         yield f"  because    {brief(told)}"
     if record.status is Status.LOST:
@@ -122,7 +122,7 @@ def _counted(requests: Mapping[str, int], what: str) -> str:
     return f"{sum(requests.values())} {what}" + (f" ({named})" if known else "")
 
 
-def _because(record: RunRecord) -> str:
+def because(record: RunRecord) -> str:
     """Yield why a run ended; every violation, also those that only a later step found."""
     outcome, found = record.outcome, record.violations
     if outcome is None or outcome.reason is not Reason.POLICY or not found:

@@ -162,7 +162,8 @@ def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
         yield f"  LEFT BEHIND {left}"
     if record.left_behind:
         yield f"  Clean up    runner recover {record.id}"
-    yield from _next(record, header, found)
+    for label, command in actions(record, header, found.here):
+        yield f"  {label:<10}  {command}" if len(label) <= 10 else f"  {label}: {command}"
 
 
 def _headline(record: RunRecord, header: Header) -> Iterator[str]:
@@ -198,20 +199,21 @@ def _lacking(record: RunRecord, found: Result) -> str:
     return next((check.found for check in reports if not check.ok), "none was written")
 
 
-def _next(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
+def actions(record: RunRecord, header: Header, here: Path) -> Iterator[tuple[str, str]]:
+    """Yield what a person does next after a triage: labels with commands."""
     if record.status is Status.SUCCEEDED:
         if header.incident is not None:
             other = "codex" if header.agent == "claude" else "claude"
-            words = ("-w", shown_path(header.incident, found.here), "-a", other, *header.flags)
-            yield f"  Second opinion: runner triage {join(words)}"
+            words = ("-w", shown_path(header.incident, here), "-a", other, *header.flags)
+            yield "Second opinion", f"runner triage {join(words)}"
         return
     if record.outcome is not None and record.outcome.reason in (Reason.TURNS, Reason.BUDGET):
-        yield "  More turns  runner triage --max-turns N"
+        yield "More turns", "runner triage --max-turns N"
     if record.rehearsal is None:
         late = record.outcome is not None and record.outcome.reason is Reason.TIMEOUT
         longer = f" --timeout {math.ceil(record.deadline_seconds * _LONGER)}" if late else ""
-        yield f"  Continue    runner resume {record.id}{longer}"
-    yield f"  Evidence    runner runs show {record.id}"
+        yield "Continue", f"runner resume {record.id}{longer}"
+    yield "Evidence", f"runner runs show {record.id}"
 
 
 def _used(record: RunRecord) -> str:
@@ -223,10 +225,14 @@ def _used(record: RunRecord) -> str:
 
 
 def _conclusions(found: Result) -> Iterator[str]:
-    report = found.report or ""
-    yield from _labelled("Agent says", paragraph(section(report, "Root Cause")))
-    yield from _labelled("Next", paragraph(section(report, "Next Steps")))
-    yield from _labelled("Unchecked", paragraph(section(report, "Unchecked")))
+    for label, text in conclusions(found.report or ""):
+        yield from _labelled(label, text)
+
+
+def conclusions(report: str) -> Iterator[tuple[str, str]]:
+    """Yield what an agent concludes: labels with the start of a section, which may be empty."""
+    for label, title in (("Agent says", "Root Cause"), ("Next", "Next Steps"), ("Unchecked", "Unchecked")):
+        yield label, paragraph(section(report, title))
 
 
 def _labelled(label: str, text: str) -> Iterator[str]:

@@ -63,6 +63,11 @@ def references(report: str) -> list[Reference]:
     return [*found][:MOST]
 
 
+def places(text: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each place in a text that reads like a reference."""
+    return (match.span() for match in _INSIDE.finditer(text))
+
+
 def _of_line(line: str) -> Iterator[Reference]:
     for match in _ALONE.finditer(line):
         yield _reference(match, quote=match["quote"] or "", alone=True)
@@ -92,7 +97,7 @@ def fault(reference: Reference, found: Callable[[str], Sequence[str | None]], fo
     texts = found(reference.path)
     if not texts:
         return "there is no such file" if _must_be_there(reference, {*folders}) else None
-    faults = [_fault_in(reference, text) for text in texts]
+    faults = [fault_in(reference, text) for text in texts]
     return None if None in faults else faults[0]
 
 
@@ -104,7 +109,8 @@ def _must_be_there(reference: Reference, folders: set[str]) -> bool:
     return reference.alone and (bool(slash and first in folders) or (is_evidence and bool(first)))
 
 
-def _fault_in(reference: Reference, text: str | None) -> str | None:
+def fault_in(reference: Reference, text: str | None) -> str | None:
+    """Say what is wrong with a reference to a text; ``None`` if nothing is, or the text could not be read."""
     if text is None:
         return None
     lines = text.split("\n")

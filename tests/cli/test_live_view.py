@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from runner.cli.live_view import Screen, result_of
+from runner.cli.live_view import Screen
 from runner.cli.output import Output
 from runner.events import events as ev
 from runner.events.record import RunRecord
+from runner.ops.runs.previous_attempt import result_of
 from runner.report import triage
 from runner.report.triage import Header
 

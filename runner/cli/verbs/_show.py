@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
+    from runner.core.settings import Settings
     from runner.ops.runs.history import StoredRun
     from runner.report.run_files import Account
 
-FORMS = ("text", "json", "junit", "markdown")
-COMPARED = ("text", "json", "markdown")
+FORMS = ("text", "json", "junit", "markdown", "html")
+COMPARED = ("text", "json", "markdown", "html")
 
 
-def show(stored: StoredRun, form: str, out: Output) -> None:
+def show(stored: StoredRun, form: str, settings: Settings, out: Output) -> None:
     match form:
         case "json":
             from runner.report.json import record_document
@@ -29,6 +30,8 @@ def show(stored: StoredRun, form: str, out: Output) -> None:
             from runner.report import markdown
 
             out.line(markdown.render([_account(stored)]).rstrip("\n"))
+        case "html":
+            out.verbatim(page(stored, settings))
         case _:
             from runner.core.sanitize import sanitize
             from runner.report.progress import after
@@ -37,6 +40,17 @@ def show(stored: StoredRun, form: str, out: Output) -> None:
             out.line(render_run(stored.record, stored.directory))
             for line in after(_account(stored), _tail(stored)):
                 out.line(sanitize(line, WIDEST))
+
+
+def page(stored: StoredRun, settings: Settings) -> str:
+    """Return the page of a run."""
+    from functools import partial
+
+    from runner.cli.signals import run_cancellable
+    from runner.ops.runs.page import read_page
+    from runner.report.html.run import render_run
+
+    return render_run(run_cancellable(partial(read_page, stored, settings)))
 
 
 def _tail(stored: StoredRun) -> Sequence[str]:
@@ -59,8 +73,13 @@ def compare(pasts: Sequence[StoredRun], form: str, out: Output) -> None:
     different = {stored.record.id: stored for stored in pasts}
     if len(different) < 2:
         raise UsageError("there is only one run to compare", hint="runner runs compare RUN RUN; `runs show` shows one")
-    rows = [compare.row_of(_account(stored)) for stored in different.values()]
-    if form == "json":
+    accounts = [_account(stored) for stored in different.values()]
+    rows = [compare.row_of(account) for account in accounts]
+    if form == "html":
+        from runner.report.html.run import render_comparison
+
+        out.verbatim(render_comparison(accounts))
+    elif form == "json":
         out.json(compare.document(rows))
     else:
         out.line((compare.markdown(rows) if form == "markdown" else compare.text(rows)).rstrip("\n"))

@@ -75,7 +75,7 @@ def main(args: Namespace, out: Output) -> int:
         case "attach":
             return _attach(stored, args, settings, out)
         case "show":
-            _show.show(stored, args.output, out)
+            _show.show(stored, args.output, settings, out)
         case "network":
             _network.show(stored.record, args.output, out)
         case "logs":

@@ -41,8 +41,10 @@ from runner.git.common import in_thread
 from runner.git.deliver import ApplyResult, DeliveredBranch, PushResult, open_delivery
 from runner.git.source import find_repository
 from runner.ops.runs.history import StoredRun, patch_of
+from runner.ops.runs.page import PAGE, read_page
 from runner.ops.runs.secret_values import make_redactor
 from runner.report import markdown
+from runner.report.html.run import render_run
 from runner.safefs import trees
 from runner.safefs.safe_open import open_beneath
 from runner.steps.clone.plan import CloneBody
@@ -118,6 +120,8 @@ async def export_run(stored: StoredRun, settings: Settings, *, to: Path | None) 
     name, at = f"run-{stored.record.id}", stored.record.started // 1_000_000
     place = (to or Path(f"{name}.tar.gz")).absolute()  # a worker thread may have a working directory of its own
     redactor, added = make_redactor(settings), {"report.md": _markdown(stored)} | _log(stored)
+    page = render_run(await read_page(stored, settings, archived=True))
+    added[PAGE] = partial(BytesIO, page.encode())
     return await trio.to_thread.run_sync(
         partial(export, stored.directory, place, name=name, at=at, redactor=redactor, added=added)
     )

@@ -1,4 +1,4 @@
-"""Draft, commands and last words of an agent that was stopped, for people and for the agent that continues."""
+"""Report, commands and last words of an agent that has ended, for people and for the agent that continues."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from runner.core import plugins
 from runner.core.errors import UnknownRun
 from runner.core.model import Command, CommandStatus, Exit
 from runner.core.settings import Settings
+from runner.events.record import RunRecord
 from runner.ops.runs.header import header_of
 from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.watch import planned
 from runner.ports.agent import AgentResult, ModelAgent
+from runner.report.triage import Header, Result
 from runner.safefs.safe_open import read_beneath
 from runner.triage.baseline import cleaned
 from runner.triage.prompt import PreviousAttempt
 
-_READ = 1 << 24  # bytes of a draft that are looked at
+_READ = 1 << 24  # bytes of a report or draft that are looked at
 _ENDS = {CommandStatus.DENIED: "refused", CommandStatus.UNFINISHED: "cut off"}
 
 
@@ -25,6 +27,25 @@ def last_words(agent: str, directory: Path) -> str:
     """Return what the agent of the run in ``directory`` said last, in one line; empty without a model."""
     found = _ended(agent, directory)
     return found[0].last_message(found[1]) if found is not None else ""
+
+
+def commands_of(agent: str, directory: Path) -> tuple[Command, ...]:
+    """Return the commands that the agent of the run in ``directory`` asked for; none without a model."""
+    found = _ended(agent, directory)
+    return found[0].commands(found[1]) if found is not None else ()
+
+
+def result_of(record: RunRecord, header: Header, directory: Path) -> Result:
+    """Return the report of a run that has ended, its path, and the agent's last words."""
+    kept, report, place = directory / "output", None, None
+    if header.report:
+        delivered = record.saved_work.outputs if record.saved_work is not None else ()
+        place = next((Path(path) for path in delivered if path.endswith(f"/{header.report}")), kept / header.report)
+        try:
+            report = read_beneath(kept, header.report, _READ).decode(errors="replace")
+        except OSError:
+            place = place if place.is_file() else None
+    return Result(report, place, last_words(header.agent, directory), Path.cwd())
 
 
 async def load_previous_attempt(stored: StoredRun, settings: Settings) -> PreviousAttempt | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
 import trio
 
 from runner.core.errors import ClaimNotRun
-from runner.core.model import Check, CheckKind, CommandStatus, Exit, Handle
+from runner.core.model import Check, CheckKind, CommandStatus, Exit
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.ports.agent import AgentResult, ModelAgent
@@ -34,7 +35,8 @@ _AS_SEEN = {"/incident": "incident", "/output": "output", "/skills": "skills"}
 async def check_citations(path: str, run: RunContext) -> list[Check]:
     """The check of a report's references, if it has any; a claimed command that did not run is warned of."""
     _, handle = run.workspace.require()
-    evidence = Evidence(handle)
+    roots = {seen: handle.private / name for seen, name in _AS_SEEN.items()}
+    evidence = Evidence(roots | {"/workspace": handle.tree})
     (report,) = evidence.texts(f"/output/{path}") or [None]
     if report is None:
         return []  # which has failed a check already
@@ -68,11 +70,12 @@ async def _tell_claims(report: str, evidence: Evidence, run: RunContext) -> None
 
 
 class Evidence:
-    """The files that an agent saw, as they are now. Blocking."""
+    """The files that an agent saw, as they are now: ``roots`` maps the directories as it saw them to those of this
+    host. Blocking.
+    """
 
-    def __init__(self, handle: Handle) -> None:
-        self._roots = {seen: handle.private / name for seen, name in _AS_SEEN.items()}
-        self._roots["/workspace"] = handle.tree
+    def __init__(self, roots: Mapping[str, Path]) -> None:
+        self._roots = roots
 
     def faults(self, cited: list[Reference]) -> list[str]:
         folders = {name.split("/")[0] for names in self._by_name.values() for _, name in names if "/" in name}
@@ -103,7 +106,7 @@ class Evidence:
         """Files of the incident and the output by their names, for an agent may have gone into their directory."""
         found: defaultdict[str, list[tuple[Path, str]]] = defaultdict(list)
         left = _MOST
-        for root in (self._roots["/incident"], self._roots["/output"]):
+        for root in (self._roots[seen] for seen in ("/incident", "/output") if seen in self._roots):
             for folder, _, names in os.walk(root):
                 for name in names[: max(left, 0)]:
                     found[name].append((root, os.path.relpath(os.path.join(folder, name), root)))

@@ -1,0 +1,132 @@
+"""Contents of a run's page: read once from its directory and the incident, bounded, and without secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import trio
+from msgspec.structs import replace
+
+from runner.artifacts.export import MAX_FILE_BYTES, list_files
+from runner.artifacts.run_files import read_account
+from runner.core.model import Status
+from runner.core.settings import Settings
+from runner.events.record import RunRecord
+from runner.ops.runs.header import header_of
+from runner.ops.runs.history import StoredRun
+from runner.ops.runs.previous_attempt import commands_of, result_of
+from runner.ops.runs.secret_values import make_redactor
+from runner.ops.runs.step_output import StepOutput, translator_of
+from runner.ops.runs.watch import planned
+from runner.ops.triage.place import flags_of
+from runner.report import progress, triage
+from runner.report.html.excerpt import Excerpt, end_of, start_of
+from runner.report.html.investigation import CitedLines
+from runner.report.html.run import RunContents, StoredFile
+from runner.report.triage import Header
+from runner.safefs.safe_open import open_beneath
+from runner.steps.verify.citations import Evidence
+from runner.triage.references import Reference, fault_in, references
+
+Clean = Callable[[str], str]
+
+PAGE = "index.html"
+_OUTPUT = (2_000, 256 << 10)  # lines and characters of what an agent says; of another step, less is ever returned
+_PATCH = (5_000, 512 << 10)
+_PATCH_BYTES = 16 << 20
+_COMMANDS = 500
+_FILES = 500
+_CITED = 200  # references whose lines are shown
+_LINES = 40  # of one
+_AROUND = 2  # lines before and after
+_WIDE = 500  # characters of a cited line
+
+
+async def read_page(stored: StoredRun, settings: Settings, *, archived: bool = False) -> RunContents:
+    """Read all that the page of a run shows; ``archived`` when it will lie in an archive, which has checksums."""
+    return await trio.to_thread.run_sync(partial(_read, stored, settings, archived=archived))
+
+
+def _read(stored: StoredRun, settings: Settings, *, archived: bool) -> RunContents:
+    record, directory, plan = stored.record, stored.directory, planned(stored)
+    clean = make_redactor(settings).text
+    header = replace(header_of(plan), flags=flags_of(plan, settings))
+    result = result_of(record, header, directory)
+    report = clean(result.report or "")
+    commands = islice(commands_of(header.agent, directory), _COMMANDS)
+    return RunContents(
+        account=read_account(record, directory),
+        result=replace(result, report=report, words=clean(result.words)),
+        actions=[*_actions(record, header)],
+        printed={name: lines for name in record.steps if (lines := _printed(stored, name, header.agent, clean)).lines},
+        commands=[replace(command, text=clean(command.text)) for command in commands],
+        patch=_patch(record, directory, clean),
+        cited=[*_cited(report, header.incident, directory, clean)],
+        files=None if archived else [*_files(directory)],
+    )
+
+
+def _actions(record: RunRecord, header: Header) -> Iterator[tuple[str, str]]:
+    if record.status is Status.RUNNING:
+        yield "follow it", f"runner runs attach {record.id}"
+    elif record.status is Status.LOST or record.left_behind:
+        yield "save its work and clean up", f"runner recover {record.id}"
+    elif header.incident is not None:
+        yield from triage.actions(record, header, Path.cwd())
+    else:
+        yield from progress.actions(record)
+
+
+def _printed(stored: StoredRun, step: str, agent: str, clean: Clean) -> Excerpt:
+    say = translator_of(agent) if stored.record.steps[step].kind == "agent" else None
+    return end_of(map(clean, StepOutput(stored.directory, step, say).end()), *_OUTPUT)
+
+
+def _patch(record: RunRecord, directory: Path, clean: Clean) -> Excerpt:
+    if record.saved_work is None or record.saved_work.patch is None:
+        return Excerpt()
+    try:
+        with open(open_beneath(directory, record.saved_work.patch), "rb") as file:
+            text = file.read(_PATCH_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return Excerpt()
+    return start_of(clean(text).split("\n"), *_PATCH)
+
+
+def _cited(report: str, incident: Path | None, directory: Path, clean: Clean) -> Iterator[CitedLines]:
+    roots = {"/output": directory / "output"} | ({"/incident": incident} if incident is not None else {})
+    evidence = Evidence(roots)
+    for number, reference in enumerate(references(report)[:_CITED], start=1):
+        texts = [text for text in evidence.texts(reference.path) if text is not None]
+        right = (text for text in texts if fault_in(reference, text) is None)
+        if (text := next(right, None)) is not None:
+            yield _lines(reference, text, f"lines-{number}", clean)
+
+
+def _lines(reference: Reference, text: str, id: str, clean: Clean) -> CitedLines:
+    lines = text.split("\n")
+    cited = {number for first, last in reference.lines for number in range(first, last + 1)}
+    near = {number + by for number in cited for by in range(-_AROUND, _AROUND + 1)}
+    shown = sorted(number for number in near if 1 <= number <= len(lines))
+    return CitedLines(
+        id=id,
+        place=reference.text,
+        lines=[(number, clean(lines[number - 1][:_WIDE])) for number in shown[:_LINES]],
+        cited=frozenset(cited & {*shown[:_LINES]}),
+        omitted=len(cited - {*shown[:_LINES]}),
+    )
+
+
+def _files(directory: Path) -> Iterator[StoredFile]:
+    """Yield the regular files of a run's directory with their digests, but for the page itself."""
+    sources, _ = list_files(directory)
+    for name in sorted(sources.keys() - {PAGE}, key=os.fsencode)[:_FILES]:
+        with sources[name]() as file:
+            size = os.fstat(file.fileno()).st_size
+            digest = hashlib.file_digest(file, "sha256").hexdigest() if size <= MAX_FILE_BYTES else None  # type: ignore[arg-type]  # it has readinto
+        yield StoredFile(name, size, digest)
