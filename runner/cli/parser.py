@@ -22,6 +22,7 @@ GROUPS = {  # with the verbs that come first there
     "on call": ("triage",),
     "manifests and policy": ("validate",),
     "workspaces": ("workspace",),
+    "server": ("serve",),
     "this host": (),
 }
 EXIT_CODES = """\

@@ -767,6 +767,71 @@ class ClockJumped(Advice):
     code = "workspace.clock"
 
 
+# --- server ----------------------------------------------------------------------------------------
+
+
+class ServerMissing(PlatformError):
+    code = "server.missing"
+
+
+class ExposedListener(InputError):
+    code = "server.exposed"
+
+
+class UnknownToken(NotFoundError):
+    code = "server.unknown-token"
+
+
+class Unauthorized(PolicyError):
+    code, http_status = "server.unauthorized", 401
+
+
+class OutOfScope(PolicyError):
+    code = "server.scope"
+
+
+class BadOrigin(PolicyError):
+    code = "server.origin"
+
+
+class NoRoute(NotFoundError):
+    code = "server.no-route"
+
+
+class NoMethod(InputError):
+    """A path does not take a method; ``allowed`` are those that it takes."""
+
+    code, http_status = "server.method", 405
+
+    def __init__(self, message: str, *, allowed: Iterable[str]) -> None:
+        self.allowed = ", ".join(sorted(allowed))
+        super().__init__(message, hint=f"use {self.allowed}")
+
+
+class BadRequest(InputError):
+    code = "server.request"
+
+
+class NotJson(InputError):
+    code, http_status = "server.media-type", 415
+
+
+class BodyTooLarge(InputError):
+    code, http_status = "server.too-large", 413
+
+
+class BodyTooSlow(InputError):
+    code, http_status = "server.too-slow", 408
+
+
+class ServerBusy(LeaseError):
+    code, http_status = "server.busy", 429
+
+
+class ServerStopping(PlatformError):
+    code = "server.stopping"
+
+
 # --- store -----------------------------------------------------------------------------------------
 
 

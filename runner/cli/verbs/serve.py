@@ -1,0 +1,78 @@
+"""``runner serve``: answer for runs and workspaces over HTTP."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from runner.cli.output import Output
+
+SUMMARY = "answer over HTTP for workspaces, their tools, and runs"
+GROUP = "server"
+EXAMPLES = (
+    "runner serve",
+    "runner serve --listen 127.0.0.1:8700",
+    "runner serve --listen 0.0.0.0:8700 --certificate server.pem --key server.key --host runner.example.org",
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen", metavar="WHERE", help="unix:PATH, or ADDRESS:PORT; a socket in RUNNER_HOME for its owner only"
+    )
+    parser.add_argument(
+        "--host", metavar="NAME", action="append", default=[], help="a name that clients have for it; may be repeated"
+    )
+    parser.add_argument("--certificate", metavar="FILE", type=Path, help="certificates for TLS, in PEM")
+    parser.add_argument("--key", metavar="FILE", type=Path, help="the key of the certificate, in PEM")
+    parser.add_argument(
+        "--behind-proxy", action="store_true", help="other machines reach it through a proxy that ends TLS"
+    )
+    parser.add_argument(
+        "--drain", metavar="SECONDS", type=float, default=30.0, help="what requests get when it is told to end; 30"
+    )
+
+
+def main(args: Namespace, out: Output) -> int:
+    from importlib.util import find_spec
+
+    import trio
+
+    from runner.cli.signals import run_cancellable, stop_at_signals
+    from runner.core.errors import ServerMissing
+    from runner.core.settings import current
+
+    if find_spec("starlette") is None or find_spec("hypercorn") is None:
+        raise ServerMissing("the server is not installed", hint="pip install 'plan-runner[server]'")
+    from runner.server.serve import SOCKET, ServerOptions, serve
+
+    settings = current()
+    options = ServerOptions(
+        listen=args.listen or f"unix:{settings.home / SOCKET}",
+        hosts=tuple(args.host),
+        certificate=args.certificate,
+        key=args.key,
+        behind_proxy=args.behind_proxy,
+        drain_seconds=args.drain,
+    )
+
+    async def whole() -> None:
+        stopping, scope = trio.Event(), trio.CancelScope()
+
+        def stop() -> None:
+            if stopping.is_set():
+                scope.cancel()
+            stopping.set()
+
+        with scope:
+            async with stop_at_signals(stop):
+                await serve(
+                    settings,
+                    options,
+                    ready=lambda url: out.line(f"listening on {url}"),
+                    advise=lambda advice: out.findings([advice]),
+                    stopping=stopping,
+                )
+
+    run_cancellable(whole)
+    return 0

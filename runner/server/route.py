@@ -1,0 +1,91 @@
+"""Routes as data: the table that requests are dispatched by, and that the OpenAPI document is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+import trio
+from msgspec import Struct
+
+from runner.core.errors import BadRequest, OutOfScope, RunnerError
+from runner.ops.host.tokens import StoredToken
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+
+BASE = "/api/v1"
+
+
+class Server(Struct, eq=False, kw_only=True):
+    """State of a running server. ``stopping`` is set when it takes no new work."""
+
+    env: WorkspaceEnv
+    hosts: frozenset[str]
+    stopping: trio.Event
+
+
+class Call(Struct, eq=False, kw_only=True):
+    """A request that may be answered: who asks, and what. ``body`` and ``query`` are of the route's types."""
+
+    server: Server
+    token: StoredToken
+    path: Mapping[str, str]
+    query: Any = None
+    body: Any = None
+    headers: Mapping[str, str] = {}
+
+    def require_change(self, project: str | None) -> None:
+        """Raise ``OutOfScope`` unless the token may change a project, or what belongs to none."""
+        if not self.token.may_change(project):
+            wanted = "admin" if project is None else f"project:{project}"
+            message = f"token `{self.token.name}` may not change this"
+            raise OutOfScope(message, hint=f"use a token with the scope {wanted}")
+
+
+class Reply(Struct, kw_only=True):
+    """An answer with more than a value."""
+
+    value: object = None
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One method of one path. ``answer`` is the type of what ``handle`` returns, ``None`` for no content.
+
+    ``open`` routes need no token. ``media`` is what a route answers with that writes its response itself.
+    """
+
+    method: str
+    path: str
+    summary: str
+    handle: Callable[[Call], Awaitable[Any]]
+    answer: Any = None
+    body: type[Struct] | None = None
+    query: type[Struct] | None = None
+    status: int = 200
+    errors: tuple[type[RunnerError], ...] = ()
+    open: bool = False
+    media: str = "application/json"
+
+
+def read_body(raw: bytes, kind: type[Struct]) -> Struct:
+    """Return the value that a body holds. Raises ``BadRequest``."""
+    try:
+        return msgspec.json.decode(raw or b"{}", type=kind)
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the body does not fit: {_lower(str(error))}", hint="see /api/v1/openapi.json") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest("the body is not JSON", hint="send UTF-8") from error
+
+
+def read_query(values: Mapping[str, str], kind: type[Struct]) -> Struct:
+    """Return the value that a query holds. Raises ``BadRequest``."""
+    try:
+        return msgspec.convert(dict(values), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the query does not fit: {_lower(str(error))}", hint="see /api/v1/openapi.json") from error
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

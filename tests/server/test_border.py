@@ -1,0 +1,127 @@
+"""What every request passes, by the real server: names, tokens, form and size of bodies."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.ops.host.tokens import create_token, revoke_token
+from tests.support.server import Served, serving
+from tests.support.situations import Project
+
+DOCUMENT = "/api/v1/openapi.json"
+
+
+def test_what_is_not_a_request_of_a_client_is_refused_before_any_work(served: Served) -> None:
+    cases = {
+        "no token": ("GET", DOCUMENT, {"Authorization": ""}, 401, "server.unauthorized"),
+        "unknown token": ("GET", DOCUMENT, {"Authorization": "Bearer rt_tests_x"}, 401, "server.unauthorized"),
+        "a token that climbs": ("GET", DOCUMENT, {"Authorization": "Bearer rt_../x_x"}, 401, "server.unauthorized"),
+        "a long token": (
+            "GET",
+            DOCUMENT,
+            {"Authorization": "Bearer rt_tests_" + "x" * 9999},
+            401,
+            "server.unauthorized",
+        ),
+        "a token in the query": (
+            "GET",
+            f"{DOCUMENT}?token={served.token}",
+            {"Authorization": ""},
+            401,
+            "server.unauthorized",
+        ),
+        "another host": ("GET", DOCUMENT, {"Host": "evil.test"}, 403, "server.origin"),
+        "a host with a user": ("GET", DOCUMENT, {"Host": "localhost@evil.test"}, 403, "server.origin"),
+        "another origin": ("GET", DOCUMENT, {"Origin": "http://evil.test"}, 403, "server.origin"),
+        "no origin": ("GET", DOCUMENT, {"Origin": "null"}, 403, "server.origin"),
+        "no route": ("GET", "/x", {}, 404, "server.no-route"),
+        "no route, no token": ("GET", "/x", {"Authorization": ""}, 401, "server.unauthorized"),
+        "no method": ("DELETE", DOCUMENT, {}, 405, "server.method"),
+    }
+
+    found = {name: served.ask(method, path, headers=headers) for name, (method, path, headers, *_) in cases.items()}
+
+    assert {name: (one.status, one.code) for name, one in found.items()} == {
+        name: (status, code) for name, (*_, status, code) in cases.items()
+    }
+    assert found["no token"].headers["www-authenticate"] == "Bearer"
+    assert found["no method"].headers["allow"] == "GET"
+
+
+def test_health_needs_no_token(served: Served) -> None:
+    answers = [served.ask("GET", path, headers={"Authorization": ""}) for path in ("/healthz", "/readyz")]
+
+    assert [answer.json for answer in answers] == [{"status": "ok"}, {"status": "ready"}]
+
+
+def test_a_revoked_token_is_refused_at_once(served: Served) -> None:
+    settings = served.project.settings()
+    token = create_token(settings, "short", ("admin:ro",))
+    assert served.ask("GET", DOCUMENT, token=token).status == 200
+
+    revoke_token(settings, "short")
+
+    assert served.ask("GET", DOCUMENT, token=token).status == 401
+
+
+def test_a_token_is_stored_as_a_digest_for_its_owner_only(project: Project) -> None:
+    text = create_token(project.settings(), "ci", ("project:shop:ro",))
+
+    [file] = (project.home / "state" / "tokens").iterdir()
+    assert text.rpartition("_")[2] not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("arguments", [("a/b", "admin"), ("ci", "root"), ("ci", "project:../x")], ids=" ".join)
+def test_a_bad_token_is_not_made(project: Project, arguments: tuple[str, str]) -> None:
+    done = project.runner("token", "create", arguments[0], "--scope", arguments[1])
+
+    assert (done.code, done.errors) == (2, ["cli.usage"])
+    assert project.json("token", "list") == []
+
+
+def test_only_its_user_reaches_the_socket(served: Served) -> None:
+    assert served.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_socket_of_a_server_that_was_killed_is_taken_over(project: Project) -> None:
+    (project.home / "state").mkdir()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(project.home / "state" / "server.sock"))
+
+    with serving(project) as server:
+        assert server.ask("GET", "/healthz").status == 200
+        second = project.runner("serve")
+
+    assert (second.code, second.errors) == (2, ["cli.usage"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        pytest.param(("0.0.0.0:0",), "server.exposed", id="every address"),
+        pytest.param(("[::]:0",), "server.exposed", id="every address of IPv6"),
+        pytest.param(("192.0.2.1:0",), "server.exposed", id="one that is not loopback"),
+        pytest.param(("localhost:0",), "cli.usage", id="a name"),
+        pytest.param(("127.0.0.1:0", "--key", "k.pem"), "cli.usage", id="half of TLS"),
+        pytest.param((f"unix:/{'x' * 200}",), "cli.usage", id="a long socket"),
+        pytest.param(("unix:/proc/x/s",), "host.refused", id="a socket nowhere"),
+    ],
+)
+def test_a_listener_that_is_not_safe_does_not_start(project: Project, options: tuple[str, ...], code: str) -> None:
+    done = project.runner("serve", "--listen", *options, timeout=20)
+
+    assert done.errors == [code]
+
+
+def test_the_server_is_not_imported_unless_it_is_started() -> None:
+    code = "import sys, runner.ops.runs.start; print({'starlette', 'hypercorn'} & {*sys.modules})"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd(), check=True)
+
+    assert done.stdout == "set()\n"

@@ -1,0 +1,130 @@
+"""The real server in a process of its own, and requests to it over its socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.ops.host.tokens import create_token
+from tests.support.situations import Project
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__("localhost", timeout=seconds)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: http.client.HTTPMessage
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+    @property
+    def code(self) -> str:
+        """The code of a refusal."""
+        assert self.headers["content-type"] == "application/problem+json", self.raw
+        return str(self.json["code"])
+
+
+@dataclass
+class Served:
+    """A server that runs; ``token`` may do everything."""
+
+    project: Project
+    process: subprocess.Popen[str]
+    token: str
+
+    @property
+    def socket(self) -> Path:
+        return self.project.home / "state" / "server.sock"
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        token: str | None = None,
+        headers: dict[str, str] | None = None,
+        seconds: float = 60,
+    ) -> Answer:
+        connection = self.send(method, path, body, token=token, headers=headers, seconds=seconds)
+        try:
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        token: str | None = None,
+        headers: dict[str, str] | None = None,
+        seconds: float = 60,
+    ) -> http.client.HTTPConnection:
+        """Send a request whose answer nobody has read yet. A body that is no text is sent as JSON."""
+        connection = _Connection(self.socket, seconds)
+        raw = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
+        sent = {"Authorization": f"Bearer {self.token if token is None else token}"}
+        sent |= {"Content-Type": "application/json"} if body is not None else {}
+        connection.request(method, path, raw, {**sent, **(headers or {})})
+        return connection
+
+    def get(self, path: str, **more: Any) -> Any:
+        answer = self.ask("GET", f"/api/v1{path}", **more)
+        assert answer.status == 200, answer.raw
+        return answer.json
+
+    def post(self, path: str, body: object = None, **more: Any) -> Any:
+        answer = self.ask("POST", f"/api/v1{path}", {} if body is None else body, **more)
+        assert answer.status in (200, 201, 202), answer.raw
+        return answer.json
+
+    def refused(self, method: str, path: str, body: object = None, **more: Any) -> tuple[int, str]:
+        answer = self.ask(method, f"/api/v1{path}", body, **more)
+        return answer.status, answer.code
+
+    def tool(self, workspace: str, tool: str, **arguments: Any) -> Any:
+        return self.post(f"/workspaces/{workspace}/tools/{tool}", arguments)
+
+
+@contextmanager
+def serving(project: Project, *options: str) -> Iterator[Served]:
+    """A server with the home of a project; it has to end by itself when it is told to."""
+    token = create_token(project.settings(), "tests", ("admin",))
+    process = project.start("serve", *options)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("listening on "), process.communicate()
+    try:
+        yield Served(project, process, token)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            out, err = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert (process.returncode, out, err) == (0, "", "")
