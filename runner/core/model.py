@@ -429,17 +429,39 @@ class Handle(Struct, frozen=True, kw_only=True):
         return self.private.name if self.private.name != self.id else None
 
 
+class RunHolder(Struct, frozen=True, tag="run"):
+    """A run that holds a lease, or its recovery."""
+
+    run: str
+    recovering: bool = False
+
+    def __str__(self) -> str:
+        return f"the recovery of run {self.run}" if self.recovering else f"run {self.run}"
+
+
+class CommandHolder(Struct, frozen=True, tag="command"):
+    """A command that holds a lease, by its name and the number of its process on its host."""
+
+    name: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.pid}"
+
+
+Holder = RunHolder | CommandHolder
+
+
 class Lease(Struct, frozen=True, kw_only=True):
     """Exclusive use of a workspace: its one row. A free one has no ``id`` and no ``holder``, and keeps its ``fence``.
 
-    ``holder`` is a run's id, or says what else uses it, and ``runner`` the process. Times are microseconds since the
-    epoch by the store's clock.
+    ``runner`` is the process that acquired it. Times are microseconds since the epoch by the store's clock.
     """
 
     workspace: str
     fence: int
     id: str = ""
-    holder: str = ""
+    holder: Holder | None = None
     acquired: int = 0
     refreshed: int = 0
     expires: int = 0

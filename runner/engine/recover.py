@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from runner.core.errors import HostRefused, LeaseHeld, RunnerError, first_leaf
-from runner.core.model import Handle, Outcome, Reason, Status, failed, succeeded
+from runner.core.model import Handle, Outcome, Reason, RunHolder, Status, failed, succeeded
 from runner.core.nurseries import open_services
 from runner.engine.run import Append, exit_code
 from runner.events import events as ev
@@ -135,7 +135,7 @@ class _Ending:
     ) -> None:
         self._record, self._plan, self._paths, self._deps, self._host = record, plan, paths, deps, host
         self._append = append
-        self.lease_holder = LeaseHolder(record.workspace, f"the recovery of run {record.id}", deps.lease)
+        self.lease_holder = LeaseHolder(record.workspace, RunHolder(record.id, recovering=True), deps.lease)
         self._removed: list[str] = []
         self._kept: list[str] = []
         self._left: list[str] = []
@@ -181,7 +181,7 @@ class _Ending:
         """
         row = await self._deps.lease(self.lease_holder.workspace)
         if row.id or any(kind in ("lease", "workspace") for kind, _ in self._record.resources):
-            dead = row.holder in (f"run {self._record.id}", self.lease_holder.holder)
+            dead = isinstance(row.holder, RunHolder) and row.holder.run == self._record.id
             await self.lease_holder.acquire(self.emit, forced=dead)
 
     async def keep_lease(self) -> None:

@@ -26,7 +26,7 @@ from runner.core.errors import (
     WorkspaceLost,
     first_leaf,
 )
-from runner.core.model import Fence, Outcome, Reason, Status, StopReason, StopStage, failed, succeeded
+from runner.core.model import Fence, Outcome, Reason, RunHolder, Status, StopReason, StopStage, failed, succeeded
 from runner.core.redact import Secret
 from runner.core.settings import limit
 from runner.engine.execute import execute
@@ -120,7 +120,7 @@ async def execute_run(
     stop budget. A bug in a step propagates after that.
     """
     record = RunRecord(id=id)
-    lease_holder = LeaseHolder(record.workspace, f"run {id}", deps.lease)
+    lease_holder = LeaseHolder(record.workspace, RunHolder(id), deps.lease)
     journal = _Journal(record, append, control, lease_holder)
     kinds, routine = {step.id: step.kind for step in plan.steps}, tuple(s.id for s in plan.steps if s.routine)
     resumes = resumption.run if resumption is not None else None

@@ -18,6 +18,7 @@ from runner.core import codec
 from runner.core.model import (
     Check,
     ClusterRefusal,
+    Holder,
     Isolation,
     IsolationClass,
     Limits,
@@ -129,7 +130,7 @@ class LeaseAcquired(Event, frozen=True, tag="LeaseAcquired", kw_only=True):
 
     workspace: str
     lease: str
-    holder: str
+    holder: Holder
     fence: int
     ttl_seconds: float
     replaces: str = ""

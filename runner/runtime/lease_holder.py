@@ -9,7 +9,7 @@ from contextlib import suppress
 import trio
 
 from runner.core.errors import LeaseHeld, LeaseLost, RunnerError
-from runner.core.model import Fence, Lease
+from runner.core.model import Fence, Holder, Lease
 from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, LeaseReleased
 from runner.lifecycle.lease import REFRESH, RETRY, TTL, lost
 
@@ -23,7 +23,7 @@ class LeaseHolder:
     """
 
     def __init__(
-        self, workspace: str, holder: str, read: Callable[[str], Awaitable[Lease]], *, ttl: float = TTL
+        self, workspace: str, holder: Holder, read: Callable[[str], Awaitable[Lease]], *, ttl: float = TTL
     ) -> None:
         self.workspace, self.holder, self._ttl = workspace, holder, ttl
         self.fence: Fence | None = None

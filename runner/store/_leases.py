@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
+from msgspec import json
 from msgspec.structs import replace
 
-from runner.core.model import Fence, Lease
+from runner.core.model import Fence, Holder, Lease
 from runner.events.events import LeaseAcquired
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.store._rows import as_rows
 
 _COLUMNS = "workspace, fence, id, holder, acquired, refreshed, expires, runner"
+_HOLDER: json.Decoder[Holder] = json.Decoder(Holder)
 
 
 def read_lease(connection: sqlite3.Connection, workspace: str) -> Lease:
     query = f"SELECT {_COLUMNS} FROM leases WHERE workspace = ?"
-    return next(as_rows(Lease, connection.execute(query, (workspace,))), free(workspace))
+    return next(_leases(connection.execute(query, (workspace,))), free(workspace))
 
 
 def read_leases(connection: sqlite3.Connection) -> list[Lease]:
     query = f"SELECT {_COLUMNS} FROM leases WHERE id <> '' ORDER BY acquired, workspace"
-    return list(as_rows(Lease, connection.execute(query)))
+    return list(_leases(connection.execute(query)))
+
+
+def _leases(found: Iterable[Sequence[Any]]) -> Iterator[Lease]:
+    """Make leases of rows, whose holder is JSON, NULL for none."""
+    return as_rows(Lease, ((*row[:3], row[3] and _HOLDER.decode(row[3]), *row[4:]) for row in found))
 
 
 def check_fence(connection: sqlite3.Connection, fence: Fence, at: int) -> None:
@@ -45,7 +54,8 @@ def restore_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) ->
 
 
 def _write(connection: sqlite3.Connection, row: Lease) -> None:
-    values = (row.workspace, row.fence, row.id, row.holder, row.acquired, row.refreshed, row.expires, row.runner)
+    holder = None if row.holder is None else json.encode(row.holder).decode()
+    values = (row.workspace, row.fence, row.id, holder, row.acquired, row.refreshed, row.expires, row.runner)
     connection.execute(f"INSERT OR REPLACE INTO leases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 

@@ -81,7 +81,7 @@ from runner.store._workspaces import (
     write_anchor,
 )
 
-OLDEST = 9  # of the schemas that are read
+OLDEST = 10  # of the schemas that are read
 BUSY_MILLISECONDS = 5_000
 POLL = 0.2  # seconds between looks for events that another process has written: a search by the primary key
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"

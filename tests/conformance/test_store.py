@@ -12,7 +12,17 @@ import trio
 from msgspec.structs import replace
 
 from runner.core.errors import LeaseHeld, LeaseLost, RunExists, RunnerError, RunOver, StoreFailed, UnknownRun
-from runner.core.model import Fence, IsolationClass, Lease, Reason, Violation, failed, succeeded
+from runner.core.model import (
+    CommandHolder,
+    Fence,
+    IsolationClass,
+    Lease,
+    Reason,
+    RunHolder,
+    Violation,
+    failed,
+    succeeded,
+)
 from runner.events import events as ev
 from runner.ports.store import RunRow, Store
 from tests.conformance.conftest import OpenOn
@@ -296,6 +306,7 @@ async def test_who_stops_to_watch_disturbs_nobody(store: Store) -> None:
 
 # --- leases ---------------------------------------------------------------------------------------
 
+EXEC = CommandHolder("exec", 7)
 TTL = 60.0
 WHOLE = 60_000_000  # of that, in the store's microseconds
 
@@ -307,12 +318,12 @@ class Leasing:
     store: Store
     at: int = 1_000
 
-    def acquiring(self, fence: int, holder: str = "run a", *, forced: bool = False) -> ev.LeaseAcquired:
+    def acquiring(self, fence: int, holder: str = "a", *, forced: bool = False) -> ev.LeaseAcquired:
         return ev.LeaseAcquired(
-            workspace="w", lease=f"w.{fence}", holder=holder, fence=fence, ttl_seconds=TTL, forced=forced
+            workspace="w", lease=f"w.{fence}", holder=RunHolder(holder), fence=fence, ttl_seconds=TTL, forced=forced
         )
 
-    async def acquire(self, fence: int, holder: str = "run a", *, forced: bool = False) -> Fence:
+    async def acquire(self, fence: int, holder: str = "a", *, forced: bool = False) -> Fence:
         event = self.acquiring(fence, holder, forced=forced)
         await self.store.append_to_workspace("w", [event])
         return Fence("w", event.lease, fence)
@@ -337,7 +348,7 @@ async def test_a_lease_says_whose_it_is_and_until_when(leasing: Leasing) -> None
     await leasing.acquire(1)
 
     assert await leasing.store.lease("w") == Lease(
-        workspace="w", fence=1, id="w.1", holder="run a", acquired=1_000, refreshed=1_000, expires=1_000 + WHOLE
+        workspace="w", fence=1, id="w.1", holder=RunHolder("a"), acquired=1_000, refreshed=1_000, expires=1_000 + WHOLE
     )
 
 
@@ -348,7 +359,7 @@ async def test_a_second_acquisition_is_refused_while_the_lease_is_live(leasing: 
     before = await leasing.everything()
 
     with pytest.raises(LeaseHeld, match="`w` is in use by run a"):
-        await leasing.acquire(2, "run b")
+        await leasing.acquire(2, "b")
     with pytest.raises(LeaseHeld):
         await leasing.store.append("a", [ev.WarningIssued("x.y", "not alone"), leasing.acquiring(2)])
 
@@ -364,7 +375,7 @@ async def test_a_released_workspace_is_had_by_the_next(leasing: Leasing) -> None
         await leasing.store.append_to_workspace("w", [ev.LeaseReleased("w", "w.1")])
 
     assert await leasing.store.leases() == []
-    assert (await leasing.store.lease("w")).holder == ""
+    assert (await leasing.store.lease("w")).holder is None
 
 
 @pytest.mark.scenario("WSM-11")
@@ -372,21 +383,21 @@ async def test_an_expired_lease_is_taken_over_once(leasing: Leasing) -> None:
     await leasing.acquire(1)
     leasing.at += WHOLE
 
-    await leasing.acquire(2, "run b")
+    await leasing.acquire(2, "b")
     with pytest.raises(LeaseHeld, match="run b"):
-        await leasing.acquire(2, "run c")
+        await leasing.acquire(2, "c")
 
-    assert (await leasing.store.lease("w")).holder == "run b"
+    assert (await leasing.store.lease("w")).holder == RunHolder("b")
 
 
 async def test_a_dead_holders_lease_is_taken_by_force_once(leasing: Leasing) -> None:
     await leasing.acquire(1)
 
-    await leasing.acquire(2, "run b", forced=True)
+    await leasing.acquire(2, "b", forced=True)
     with pytest.raises(LeaseHeld, match="has a new holder"):
-        await leasing.acquire(2, "run c", forced=True)
+        await leasing.acquire(2, "c", forced=True)
 
-    assert (await leasing.store.lease("w")).holder == "run b"
+    assert (await leasing.store.lease("w")).holder == RunHolder("b")
 
 
 @pytest.mark.scenario("WSM-12")
@@ -409,7 +420,7 @@ async def expire(leasing: Leasing) -> None:
 
 
 async def be_taken_over(leasing: Leasing) -> None:
-    await leasing.acquire(2, "run b", forced=True)
+    await leasing.acquire(2, "b", forced=True)
 
 
 async def release(leasing: Leasing) -> None:
@@ -418,7 +429,7 @@ async def release(leasing: Leasing) -> None:
 
 async def release_to_another(leasing: Leasing) -> None:
     await release(leasing)
-    await leasing.acquire(2, "run b")
+    await leasing.acquire(2, "b")
 
 
 GUARDED: dict[str, ev.Event] = {
@@ -467,7 +478,7 @@ async def test_a_lease_stays_when_what_came_with_its_release_is_refused(leasing:
 async def test_a_refused_holder_harms_none_that_write_with_it(leasing: Leasing) -> None:
     store = leasing.store
     stale = await leasing.acquire(1)
-    live = await leasing.acquire(2, "run b", forced=True)
+    live = await leasing.acquire(2, "b", forced=True)
     outcomes: list[str] = []
 
     async def one(events: list[ev.Event], fence: Fence | None) -> None:
@@ -480,7 +491,7 @@ async def test_a_refused_holder_harms_none_that_write_with_it(leasing: Leasing) 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one, [ev.WarningIssued("x.y", "first")], live)
         nursery.start_soon(one, [ev.WarningIssued("x.y", "old")], stale)
-        nursery.start_soon(one, [leasing.acquiring(3, "run c")], None)
+        nursery.start_soon(one, [leasing.acquiring(3, "c")], None)
         nursery.start_soon(one, [ev.WarningIssued("x.y", "last"), ev.LeaseRefreshed("w", "w.2", TTL)], live)
 
     assert sorted(outcomes) == ["1 written", "2 written", "lease.held", "lease.lost"]
@@ -493,14 +504,14 @@ async def test_of_many_who_want_a_lease_one_gets_it(leasing: Leasing) -> None:
 
     async def one(number: int) -> None:
         with suppress(LeaseHeld):
-            await leasing.acquire(1, f"run {number}")
+            await leasing.acquire(1, str(number))
             got.append(number)
 
     async with trio.open_nursery() as nursery:
         for number in range(50):
             nursery.start_soon(one, number)
 
-    assert [f"run {number}" for number in got] == [(await leasing.store.lease("w")).holder]
+    assert [RunHolder(str(number)) for number in got] == [(await leasing.store.lease("w")).holder]
     assert len(await leasing.store.workspace_events("w")) == 1
 
 
@@ -508,11 +519,11 @@ async def test_numbers_of_leases_rise_while_somebody_may_hold_an_old_one(leasing
     """A run with a lease and no workspace yet: after somebody has broken that, its old number stays bad."""
     store = leasing.store
     await store.append(
-        "a", [ev.LeaseAcquired(workspace="a-1", lease="a-1.1", holder="run a", fence=1, ttl_seconds=TTL)]
+        "a", [ev.LeaseAcquired(workspace="a-1", lease="a-1.1", holder=RunHolder("a"), fence=1, ttl_seconds=TTL)]
     )
     await store.append_to_workspace(
         "a-1",
-        [ev.LeaseAcquired(workspace="a-1", lease="a-1.2", holder="breaking", fence=2, ttl_seconds=TTL, forced=True)],
+        [ev.LeaseAcquired(workspace="a-1", lease="a-1.2", holder=EXEC, fence=2, ttl_seconds=TTL, forced=True)],
     )
     await store.append_to_workspace("a-1", [ev.LeaseReleased("a-1", "a-1.2")])
 
@@ -525,7 +536,7 @@ async def test_leases_are_listed_the_oldest_first_with_those_that_have_expired(l
     for workspace in ("z", "w", "b"):
         await leasing.store.append_to_workspace(
             workspace,
-            [ev.LeaseAcquired(workspace=workspace, lease=f"{workspace}.1", holder="x", fence=1, ttl_seconds=TTL)],
+            [ev.LeaseAcquired(workspace=workspace, lease=f"{workspace}.1", holder=EXEC, fence=1, ttl_seconds=TTL)],
         )
         leasing.at += WHOLE
     await leasing.store.append_to_workspace("w", [ev.LeaseReleased("w", "w.1")])

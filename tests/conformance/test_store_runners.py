@@ -9,13 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from runner.core.errors import LeaseHeld
+from runner.core.model import CommandHolder
 from runner.events import events as ev
 from runner.ports.store import RunnerRow, Store
 from tests.conformance.conftest import OpenOn
 
 SELF = RunnerRow(id="r1", host="host", boot="boot", home="8:1", pid=7, ticks=70)
 STARTED = ev.RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={}, deadline_seconds=60.0)
-LEASED = ev.LeaseAcquired(workspace="w", lease="w.1", holder="exec 7", fence=1, ttl_seconds=60.0)
+LEASED = ev.LeaseAcquired(workspace="w", lease="w.1", holder=CommandHolder("exec", 7), fence=1, ttl_seconds=60.0)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from runner.core.errors import LeaseHeld, LeaseLost, RunnerError, StoreBusy, StoreFailed
-from runner.core.model import Fence, Handle
+from runner.core.model import Fence, Handle, RunHolder
 from runner.events import events as ev
 from runner.events.record import RunRecord, replay
 from runner.lifecycle.lease import REFRESH, TTL
@@ -23,6 +23,7 @@ from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.store.memory import MemoryStore
 from tests.support.simulated_world import HOUR, STEPS, STOP_BUDGET, Place, Process, World
 
+ME = RunHolder("me")
 MARGIN = 35.0  # seconds, where a test has no stop budget
 
 
@@ -43,7 +44,7 @@ class Store(MemoryStore):
 
 async def hold(store: Store, seconds: float = math.inf) -> tuple[LeaseHolder, list[tuple[float, str]], float]:
     """Keep a lease for as long, or until it cannot be kept: the tenure, what was warned of and when, and the end."""
-    lease_holder, warnings = LeaseHolder("w", "me", store.lease), []
+    lease_holder, warnings = LeaseHolder("w", ME, store.lease), []
 
     async def warn(message: str) -> None:
         warnings.append((trio.current_time(), message))
@@ -90,7 +91,7 @@ async def test_what_could_not_be_said_of_failures_is_said_at_the_next_refresh(au
         if len(told) < 3:
             raise StoreBusy("not yet")
 
-    lease_holder = LeaseHolder("w", "me", store.lease)
+    lease_holder = LeaseHolder("w", ME, store.lease)
     with trio.move_on_after(400):
         await lease_holder.acquire(store.emit)
         await renew_until_released(lease_holder, store.emit, margin=MARGIN, warn=warn)
@@ -121,7 +122,7 @@ async def test_keeping_ends_when_another_has_the_lease(autojump_clock: MockClock
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, store)
         await trio.sleep(450)
-        other = LeaseHolder("w", "other", store.lease)
+        other = LeaseHolder("w", RunHolder("other"), store.lease)
         with pytest.raises(LeaseHeld):
             await other.acquire(store.emit)
         await other.acquire(store.emit, forced=True)
@@ -131,7 +132,7 @@ async def test_keeping_ends_when_another_has_the_lease(autojump_clock: MockClock
 
 async def test_of_tasks_that_are_refused_at_once_one_takes_the_lease_again(autojump_clock: MockClock) -> None:
     store, had = Store(), []
-    lease_holder = LeaseHolder("w", "me", store.lease)
+    lease_holder = LeaseHolder("w", ME, store.lease)
     await lease_holder.acquire(store.emit)
     old = lease_holder.fence
     assert old is not None
@@ -152,7 +153,7 @@ async def test_of_tasks_that_are_refused_at_once_one_takes_the_lease_again(autoj
 async def test_a_holder_that_cannot_take_its_lease_again_keeps_its_old_number(autojump_clock: MockClock) -> None:
     """Without one it would write past every check."""
     store = Store(down=TTL, up=2 * TTL)
-    lease_holder = LeaseHolder("w", "me", store.lease)
+    lease_holder = LeaseHolder("w", ME, store.lease)
     await lease_holder.acquire(store.emit)
     old = lease_holder.fence
     assert old is not None
@@ -256,7 +257,8 @@ async def test_a_recovery_that_takes_long_refreshes_its_lease(autojump_clock: Mo
     history = await world.store.events("r0")
     record = replay("r0", history)
     assert (record.exit_code, record.resources) == (4, {})
-    (since,) = [r.at for r in history if isinstance(r.event, ev.LeaseAcquired) and "recovery" in r.event.holder]
+    recovery = RunHolder("r0", recovering=True)
+    (since,) = [r.at for r in history if isinstance(r.event, ev.LeaseAcquired) and r.event.holder == recovery]
     refreshed = [(r.at - since) / 1e6 for r in history if isinstance(r.event, ev.LeaseRefreshed) and r.at > since]
     assert refreshed == [REFRESH * n for n in range(1, len(refreshed) + 1)]
     assert refreshed[-1] >= 2 * HOUR - REFRESH

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from runner.core.clock import now_microseconds
 from runner.core.errors import StoreFailed
-from runner.core.model import Fence
+from runner.core.model import CommandHolder, Fence, RunHolder
 from runner.core.settings import Settings
 from runner.events import events as ev
 from runner.events.record import RunRecord
@@ -92,13 +92,13 @@ async def loses_its_workspace(host: Host) -> None:
 
 
 async def take_over(store: SqliteStore, provider: Provider, workspace: str, nonce: str) -> None:
-    lease_holder = LeaseHolder(workspace, "another", store.lease)
+    lease_holder = LeaseHolder(workspace, CommandHolder("another", 7), store.lease)
 
     async def emit(*events: ev.Event) -> None:
         await store.append_to_workspace(workspace, events, fence=lease_holder.fence)
 
     before = await lease_holder.acquire(emit)
-    assert before.holder.startswith("run ")
+    assert isinstance(before.holder, RunHolder)
     for handle in await provider.list_owned(nonce):
         await provider.evict(handle)
     await emit(ev.WarningIssued("x.other", "is here now"))

@@ -5,25 +5,31 @@ from __future__ import annotations
 import pytest
 
 from runner.core.errors import LeaseHeld, LeaseLost, RunnerError
-from runner.core.model import Fence, Lease
+from runner.core.model import Fence, Lease, RunHolder
 from runner.events.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 
 SECOND = 1_000_000
 FREE = Lease(workspace="w", fence=4)
 HELD = Lease(
-    workspace="w", fence=5, id="w.5", holder="run a", acquired=10 * SECOND, refreshed=20 * SECOND, expires=100 * SECOND
+    workspace="w",
+    fence=5,
+    id="w.5",
+    holder=RunHolder("a"),
+    acquired=10 * SECOND,
+    refreshed=20 * SECOND,
+    expires=100 * SECOND,
 )
 END = HELD.expires
 REFRESHED = LeaseRefreshed("w", "w.5", 60.0)
 
 
-def lease(fence: int, holder: str, acquired: int, refreshed: int) -> Lease:
+def lease(fence: int, run: str, acquired: int, refreshed: int) -> Lease:
     return Lease(
         workspace="w",
         fence=fence,
         id=f"w.{fence}",
-        holder=holder,
+        holder=RunHolder(run),
         acquired=acquired,
         refreshed=refreshed,
         expires=refreshed + 60 * SECOND,
@@ -32,18 +38,18 @@ def lease(fence: int, holder: str, acquired: int, refreshed: int) -> Lease:
 
 def acquired(fence: int, *, forced: bool = False) -> LeaseAcquired:
     return LeaseAcquired(
-        workspace="w", lease=f"w.{fence}", holder="run b", fence=fence, ttl_seconds=60.0, forced=forced
+        workspace="w", lease=f"w.{fence}", holder=RunHolder("b"), fence=fence, ttl_seconds=60.0, forced=forced
     )
 
 
 @pytest.mark.parametrize(
     ("row", "event", "at", "after"),
     [
-        pytest.param(free("w"), acquired(1), 7, lease(1, "run b", 7, 7), id="never leased"),
-        pytest.param(FREE, acquired(5), 7, lease(5, "run b", 7, 7), id="released before"),
-        pytest.param(HELD, acquired(6), END, lease(6, "run b", END, END), id="taken over"),
-        pytest.param(HELD, acquired(6, forced=True), 7, lease(6, "run b", 7, 7), id="of a dead holder"),
-        pytest.param(HELD, REFRESHED, END - 1, lease(5, "run a", 10 * SECOND, END - 1), id="refreshed at the last"),
+        pytest.param(free("w"), acquired(1), 7, lease(1, "b", 7, 7), id="never leased"),
+        pytest.param(FREE, acquired(5), 7, lease(5, "b", 7, 7), id="released before"),
+        pytest.param(HELD, acquired(6), END, lease(6, "b", END, END), id="taken over"),
+        pytest.param(HELD, acquired(6, forced=True), 7, lease(6, "b", 7, 7), id="of a dead holder"),
+        pytest.param(HELD, REFRESHED, END - 1, lease(5, "a", 10 * SECOND, END - 1), id="refreshed at the last"),
         pytest.param(HELD, LeaseReleased("w", "w.5"), 7, Lease(workspace="w", fence=5), id="released"),
         pytest.param(
             HELD, LeaseReleased("w", "w.5"), END, Lease(workspace="w", fence=5), id="released late, and nobody came"

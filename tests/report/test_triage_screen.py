@@ -15,6 +15,7 @@ from runner.core.model import (
     Limits,
     Outcome,
     Reason,
+    RunHolder,
     Status,
     Usage,
     failed,
@@ -209,7 +210,7 @@ def test_what_the_baseline_found_stands_below_the_step_that_asked() -> None:
 
 
 def test_what_is_left_behind_is_said_with_what_removes_it() -> None:
-    held = ev.LeaseAcquired(workspace="7k3q-1", lease="1", holder="run 7k3q", fence=1, ttl_seconds=60.0)
+    held = ev.LeaseAcquired(workspace="7k3q-1", lease="1", holder=RunHolder("7k3q"), fence=1, ttl_seconds=60.0)
 
     lines = list(closing(told(START, held, ev.RunEnded(failed(Reason.CANCELLED, "signal"), 130)), SCENE, Result()))
 

@@ -21,7 +21,7 @@ import trio.testing
 
 from runner import __version__
 from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, StoreTooOld, UnknownRun
-from runner.core.model import succeeded
+from runner.core.model import CommandHolder, succeeded
 from runner.events import events as ev
 from runner.lifecycle.liveness import FORGET_AFTER
 from runner.ports.store import RunnerRow
@@ -358,7 +358,13 @@ async def test_a_value_of_another_type_is_damage(tmp_path: Path, change: str) ->
     """As one flipped bit makes of it; SQLite itself puts none into a strict table."""
     async with store_in(tmp_path) as store:
         await store.append(
-            "a", [STARTED, ev.LeaseAcquired(workspace="w", lease="lease", holder="a", fence=1, ttl_seconds=60.0)]
+            "a",
+            [
+                STARTED,
+                ev.LeaseAcquired(
+                    workspace="w", lease="lease", holder=CommandHolder("exec", 7), fence=1, ttl_seconds=60.0
+                ),
+            ],
         )
         with closing(sqlite3.connect(tmp_path / "state.db")) as connection, connection:
             connection.execute("PRAGMA writable_schema = ON")

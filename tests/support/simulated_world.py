@@ -20,7 +20,7 @@ from typing import Any, cast
 import trio
 
 from runner.core.errors import LeaseHeld, ProviderFailed, RunnerError, StoreBusy, StoreFailed
-from runner.core.model import Fence, Handle, IsolationClass, Lease, Limits, Outcome, SavedWork, succeeded
+from runner.core.model import CommandHolder, Fence, Handle, IsolationClass, Lease, Limits, Outcome, SavedWork, succeeded
 from runner.engine.recover import recover
 from runner.engine.run import RunCancellation, execute_run
 from runner.events import events as ev
@@ -259,7 +259,7 @@ class World:
     async def use(self, process: Process, workspace: str) -> None:
         """A command in a workspace, outside of any run."""
         connection = self.connect(process)
-        lease_holder = LeaseHolder(workspace, f"command {process.name}", connection.lease)
+        lease_holder = LeaseHolder(workspace, CommandHolder(process.name, 7), connection.lease)
 
         async def emit(*events: ev.Event) -> None:
             await connection.append_to_workspace(workspace, events, lease_holder.fence)
@@ -306,7 +306,7 @@ class World:
     async def break_(self, process: Process, workspace: str) -> None:
         """``runner lease break``."""
         connection = self.connect(process)
-        lease_holder = LeaseHolder(workspace, f"breaking {process.name}", connection.lease)
+        lease_holder = LeaseHolder(workspace, CommandHolder("break", 7), connection.lease)
 
         async def emit(*events: ev.Event) -> None:
             await connection.append_to_workspace(workspace, events, lease_holder.fence)

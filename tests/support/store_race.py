@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from runner.core.errors import LeaseHeld, LeaseLost
-from runner.core.model import Fence
+from runner.core.model import CommandHolder, Fence
 from runner.events.events import Event, WarningIssued
 from runner.lifecycle.lease import TTL
 from runner.runtime.lease_holder import Emit, LeaseHolder
@@ -30,7 +30,7 @@ async def race(path: Path, rounds: int, start: Barrier, clock: Synchronized[int]
         last: Fence | None = None
         for number in range(rounds):
             start.wait()
-            lease_holder = LeaseHolder(WORKSPACE, f"run {os.getpid()}", store.lease)
+            lease_holder = LeaseHolder(WORKSPACE, CommandHolder("race", os.getpid()), store.lease)
             tell(number, await run(store, lease_holder, last))
             start.wait()
             last = lease_holder.fence

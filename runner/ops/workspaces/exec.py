@@ -12,7 +12,7 @@ from msgspec import Struct
 from runner.core.errors import KilledForMemory, ProviderFailed, WorkspaceLost
 from runner.core.model import Exit
 from runner.events.events import OomKilled
-from runner.ops.workspaces.leases import COMMAND
+from runner.ops.workspaces.leases import EXEC
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv, hold, require_tree
 from runner.ops.workspaces.workspaces import own_workspace, require_ready, use_of, validate
 from runner.policy.protected import unite
@@ -65,14 +65,14 @@ async def execute(
     if handle is None:
         raise WorkspaceLost(f"nothing of workspace `{row.id}` is left", hint=f"runner workspace destroy {row.id}")
     await validate(env, row, handle)
-    async with hold(env, row, COMMAND) as held:
+    async with hold(env, row, EXEC) as held:
         require_ready(held.row)
         await held.write(use_of(env.settings))
         provider, handle = await held.handle()
         sandbox_spec = SandboxSpec(protected=await _protected(env, row))
         command = _Command(streams, control)
         ended = await command.run(partial(provider.open, handle, sandbox_spec), argv)
-        killed = [OomKilled(COMMAND, command.oom_kills)] if command.oom_kills else []
+        killed = [OomKilled(EXEC, command.oom_kills)] if command.oom_kills else []
         await held.write(*killed, use_of(env.settings))
     if killed:
         what = "the command was" if ended is not None and ended.oom else _processes(command.oom_kills)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from runner.artifacts.run_lock import is_locked
 from runner.core.errors import LeaseHeld, LeaseTakenOver, UsageError, WorkspaceState
 from runner.core.home import run_directory
-from runner.core.model import Lease
+from runner.core.model import CommandHolder, Lease, RunHolder
 from runner.core.settings import Settings
 from runner.events.events import WarningIssued
 from runner.lifecycle.lease import lease_held
@@ -29,7 +29,7 @@ from runner.ops.workspaces.workspace_lease import (
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.ports.store import Reader, WorkspaceRow
 
-COMMAND = "exec"  # what the holder of a lease does who can be asked to end
+EXEC = "exec"  # the command that can be asked to end
 
 
 class LeaseState(Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ async def break_lease(env: WorkspaceEnv, text: str, *, sure: bool) -> str:
     if not sure:
         message = f"breaking the lease of workspace `{row.id}` kills all that `{lease.holder}` runs in it"
         raise UsageError(message, hint=f"runner lease break {row.id} --yes")
-    held = HeldWorkspace(env, row, f"{BREAK} {os.getpid()}")
+    held = HeldWorkspace(env, row, BREAK)
     with trio.CancelScope(shield=True):
         await held.lease_holder.acquire(held.write, forced=True)
         advice = LeaseTakenOver(f"the lease of workspace `{row.id}` was broken, which `{lease.holder}` had")
@@ -125,11 +125,11 @@ async def ask_to_end(env: WorkspaceEnv, row: WorkspaceRow) -> str | None:
     lock = env.lock(row.id)
     if not lease.id or not is_locked(lock):
         return None
-    doing, _, pid = lease.holder.rpartition(" ")
-    if doing != COMMAND or int(pid) == os.getpid():
+    holder = lease.holder
+    if not isinstance(holder, CommandHolder) or holder.name != EXEC or holder.pid == os.getpid():
         raise lease_held(lease)
     try:
-        return None if await _end(int(pid), lease, lock) else lease.id
+        return None if await _end(holder.pid, lease, lock) else lease.id
     except (ProcessLookupError, FileNotFoundError):  # it has ended by itself, or all of the workspace is gone
         return None
 
@@ -156,7 +156,7 @@ def _state(lease: Lease, home: Path, liveness: Liveness) -> LeaseState:
     return LeaseState(
         id=lease.id,
         workspace=lease.workspace,
-        holder=lease.holder,
+        holder=str(lease.holder),
         state=state,
         acquired=lease.acquired,
         refreshed=lease.refreshed,
@@ -167,5 +167,6 @@ def _state(lease: Lease, home: Path, liveness: Liveness) -> LeaseState:
 
 def _lock(lease: Lease, home: Path) -> Path:
     """Return what the holder keeps locked: a run, or whoever recovers it, the run's directory."""
-    _, of_run, run = f" {lease.holder}".rpartition(" run ")
-    return run_directory(home, run) if of_run else lock_of(home, lease.workspace)
+    if isinstance(lease.holder, RunHolder):
+        return run_directory(home, lease.holder.run)
+    return lock_of(home, lease.workspace)

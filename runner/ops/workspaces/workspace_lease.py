@@ -24,7 +24,7 @@ from runner.artifacts.layout import write
 from runner.artifacts.run_lock import try_lock
 from runner.core.errors import LeaseHeld, LeaseLost, LeaseTakenOver, WorkspaceLost, WorkspaceState
 from runner.core.home import WORKSPACES
-from runner.core.model import Fence, Handle, Lease
+from runner.core.model import CommandHolder, Fence, Handle, Holder, Lease
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.events.events import Event, LeaseAcquired, LeaseRefreshed, WarningIssued
@@ -37,7 +37,7 @@ from runner.ports.store import Store, WorkspaceRow
 from runner.runtime.context import RunDependencies
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 
-BREAK = "break"  # what the holder of a lease does who took it by force
+BREAK = "break"  # the command that takes a lease by force
 PATIENCE = 2.0  # seconds for a holder that is about to come or go
 MARGIN = STOP_GRACE + 2 * KILL_GRACE  # seconds before a lease ends in which what runs is ended
 _PAUSE = 0.1
@@ -103,9 +103,11 @@ async def open_workspace_env(
 class HeldWorkspace:
     """A workspace whose lease this process holds. ``write`` raises ``LeaseLost`` once the lease has moved."""
 
-    def __init__(self, env: WorkspaceEnv, row: WorkspaceRow, holder: str) -> None:
+    def __init__(self, env: WorkspaceEnv, row: WorkspaceRow, command: str) -> None:
         self.env, self.row = env, row
-        self.lease_holder = LeaseHolder(row.id, holder, env.store.lease, ttl=env.lease_seconds)
+        self.lease_holder = LeaseHolder(
+            row.id, CommandHolder(command, os.getpid()), env.store.lease, ttl=env.lease_seconds
+        )
 
     async def write(self, *events: Event) -> None:
         fence = self.lease_holder.fence
@@ -148,7 +150,7 @@ class HeldWorkspace:
 
 @asynccontextmanager
 async def hold(
-    env: WorkspaceEnv, row: WorkspaceRow, doing: str, *, intent: Event | None = None, over: str | None = None
+    env: WorkspaceEnv, row: WorkspaceRow, command: str, *, intent: Event | None = None, over: str | None = None
 ) -> AsyncIterator[HeldWorkspace]:
     """Hold a workspace for the block, which is cancelled in time when the lease cannot be renewed.
 
@@ -156,7 +158,7 @@ async def hold(
     and ``advise`` is told; so it is after a living one whose lease is ``over``. Raises ``LeaseHeld``, and ``LeaseLost``
     at the end of a block that was cut short.
     """
-    held = HeldWorkspace(env, row, f"{doing} {os.getpid()}")
+    held = HeldWorkspace(env, row, command)
     with ExitStack() as locks:
         before = await _acquire(held, locks, intent, over)
         try:
@@ -203,12 +205,12 @@ async def _acquire(held: HeldWorkspace, locks: ExitStack, intent: Event | None, 
         await trio.sleep(_PAUSE)
 
 
-async def _broken_holder(held: HeldWorkspace) -> str:
+async def _broken_holder(held: HeldWorkspace) -> Holder | None:
     """Return the holder whose lease was broken last: it may live and have its locks, but cannot write."""
     history = await held.env.store.workspace_events(held.row.id)
     holders = [one.event.holder for one in history if isinstance(one.event, LeaseAcquired)]
-    broken = [before for before, after in pairwise(holders) if after.startswith(f"{BREAK} ")]
-    return broken[-1] if broken else ""
+    broken = [before for before, after in pairwise(holders) if isinstance(after, CommandHolder) and after.name == BREAK]
+    return broken[-1] if broken else None
 
 
 def replace_lock(lock: Path) -> int:
@@ -235,7 +237,7 @@ def _is_at(path: str, inode: int | None) -> bool:
         return False
 
 
-def _lock_tree(row: WorkspaceRow, holder: str, locks: ExitStack) -> None:
+def _lock_tree(row: WorkspaceRow, holder: Holder | None, locks: ExitStack) -> None:
     """Lock an adopted directory if it exists, since another store may use it. Raises ``LeaseHeld``.
 
     ``holder`` may still have that lock.
@@ -253,12 +255,14 @@ def _lock_tree(row: WorkspaceRow, holder: str, locks: ExitStack) -> None:
             raise LeaseHeld(f"`{row.path}` is in use by another process", hint=hint) from None
 
 
-def is_locked_by(directory: os.stat_result, holder: str) -> bool:
-    """Tell whether a directory is locked by the process that the lease names, and by no other."""
+def is_locked_by(directory: os.stat_result, holder: Holder | None) -> bool:
+    """Tell whether a directory is locked by the process of a command, and by no other."""
+    if not isinstance(holder, CommandHolder):
+        return False
     place = f"{os.major(directory.st_dev):02x}:{os.minor(directory.st_dev):02x}:{directory.st_ino}"
     locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     pids = [words[4] for words in locks if words[1] == "FLOCK" and words[5] == place]
-    return bool(pids) and all(pid == holder.rpartition(" ")[2] for pid in pids)
+    return bool(pids) and all(pid == str(holder.pid) for pid in pids)
 
 
 async def _take_over(held: HeldWorkspace, before: Lease, *, stubborn: bool) -> None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from runner.artifacts.run_lock import try_lock
 from runner.cli.streams import descriptor_streams
 from runner.core import errors
-from runner.core.model import Handle, Limits
+from runner.core.model import CommandHolder, Handle, Limits
 from runner.core.model import WorkspaceStatus as S
 from runner.core.settings import Settings
 from runner.events import events as ev
@@ -94,9 +94,9 @@ async def inside(env: WorkspaceEnv, row: WorkspaceRow, *argv: str, stdin: bytes 
     return code, (scratch / "stdout").read_bytes()
 
 
-async def dead_holder(env: WorkspaceEnv, row: WorkspaceRow, holder: str = "exec 1") -> HeldWorkspace:
+async def dead_holder(env: WorkspaceEnv, row: WorkspaceRow, command: str = "exec") -> HeldWorkspace:
     """One whose lease nobody keeps any more."""
-    dead = HeldWorkspace(env, row, holder)
+    dead = HeldWorkspace(env, row, command)
     await dead.lease_holder.acquire(dead.write)
     return dead
 
@@ -475,7 +475,7 @@ async def test_what_a_dead_holder_ran_has_ended_when_nobody_hears_of_the_takeove
 
 async def test_releasing_ends_a_dead_lease_and_breaking_a_live_one(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     await dead_holder(env, row)
-    assert "`exec 1` had it" in await release(env, row.id)
+    assert f"`exec {os.getpid()}` had it" in await release(env, row.id)
     with pytest.raises(errors.WorkspaceState, match="nothing to break"):
         await break_lease(env, row.id, sure=True)
 
@@ -500,7 +500,8 @@ async def test_only_the_process_that_holds_the_lock_is_asked_to_end(env: Workspa
     lock = try_lock(env.lock(row.id))
     async with trio.open_nursery() as nursery:
         other: trio.Process = await nursery.start(trio.run_process, ["sleep", "100"])
-        another = HeldWorkspace(env, row, f"exec {other.pid}")
+        another = HeldWorkspace(env, row, "exec")
+        another.lease_holder.holder = CommandHolder("exec", other.pid)
         await another.lease_holder.acquire(another.write)
 
         with pytest.raises(errors.LeaseHeld):
@@ -631,7 +632,7 @@ async def test_unsaved_work_is_swept_only_by_who_gives_it_up(env: WorkspaceEnv, 
 @pytest.mark.scenario("LIF-08", only="local")
 async def test_destroying_finishes_what_was_cut_off(env: WorkspaceEnv, row: WorkspaceRow) -> None:
     await shell(env, row, "echo work > made")
-    dead = await dead_holder(env, row, "destroy 1")
+    dead = await dead_holder(env, row, "destroy")
     await dead.write(ev.WorkspaceStatusChanged(S.DESTROYING))
 
     removed = await ws.destroy(env, row.id)
@@ -644,13 +645,13 @@ async def test_recovering_finishes_what_the_dead_have_begun(env: WorkspaceEnv, h
     requested = ev.WorkspaceRequested(
         provider="local", project="default", persistent=False, limits=Limits(), ttl_seconds=30.0
     )
-    half = HeldWorkspace(env, making, "create 1")
+    half = HeldWorkspace(env, making, "create")
     await half.write(requested)
     await half.lease_holder.acquire(half.write)
     stopping, destroying, used = [await ws.create(env, WorkspaceOptions()) for _ in range(3)]
     await shell(env, destroying, "echo work > made")
     for row, status in ((stopping, S.STOPPING), (destroying, S.DESTROYING)):
-        dead = await dead_holder(env, row, "died 1")
+        dead = await dead_holder(env, row, "died")
         await dead.write(ev.WorkspaceStatusChanged(status))
     dead = await dead_holder(env, used)
     (env.settings.home / "workspaces" / "of-nobody").mkdir()

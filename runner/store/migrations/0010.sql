@@ -74,8 +74,8 @@ CREATE TABLE agent_workspaces (
 CREATE TABLE leases (
     workspace TEXT NOT NULL PRIMARY KEY,
     fence INTEGER NOT NULL,
-    id TEXT NOT NULL,  -- empty, as the holder, while nobody has it
-    holder TEXT NOT NULL,
+    id TEXT NOT NULL,  -- empty while nobody has it
+    holder TEXT,  -- JSON
     acquired INTEGER NOT NULL,
     refreshed INTEGER NOT NULL,
     expires INTEGER NOT NULL,
