@@ -29,12 +29,13 @@ Address = IPv4Address | IPv6Address
 class NetworkRule(Struct, frozen=True):
     """A host that commands may reach: a name, ``*.name`` for all below it, or an address.
 
-    Without a port, ports 80 and 443. ``private`` allows addresses that are not public.
+    Without a port, ports 80 and 443. ``private`` allows addresses that are not public. ``origin`` is the manifest line.
     """
 
     host: str
     port: int | None = None
     private: bool = False
+    origin: str = ""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -58,10 +59,14 @@ class NetworkRule(Struct, frozen=True):
 
 
 class NetworkSpec(Struct, frozen=True):
-    """The hosts that commands may reach: ``rules``, or with ``open`` every public one. Neither is no network."""
+    """The hosts that commands may reach: ``rules``, or with ``open`` every public one. Neither is no network.
+
+    ``origin`` is the manifest line.
+    """
 
     rules: tuple[NetworkRule, ...] = ()
     open: bool = False
+    origin: str = ""
 
     def __bool__(self) -> bool:
         return self.open or bool(self.rules)
@@ -72,7 +77,7 @@ class NetworkSpec(Struct, frozen=True):
     def rule_for(self, host: str, port: int) -> NetworkRule | None:
         """Return the rule that allows a canonical host and a port."""
         found = next((rule for rule in self.rules if rule.allows(host, port)), None)
-        return NetworkRule("*", port) if found is None and self.open else found
+        return NetworkRule("*", port, origin=self.origin) if found is None and self.open else found
 
     def excess(self, ceiling: NetworkSpec) -> list[str]:
         """Name what this allows and a ceiling does not."""
@@ -82,12 +87,12 @@ class NetworkSpec(Struct, frozen=True):
         return beyond + [str(rule) for rule in self.rules if not any(limit.covers(rule) for limit in ceiling.rules)]
 
 
-def parse_rule(text: str, *, private: bool = False) -> NetworkRule:
+def parse_rule(text: str, *, private: bool = False, origin: str = "") -> NetworkRule:
     """Read ``host``, ``*.host`` or an IPv4 address, each with ``:port`` or without. Raises ``ValueError``."""
     if len(text) > LONGEST or RULE.fullmatch(text) is None:
         raise ValueError("a host such as `pypi.org`, `*.example.org`, `git.example.org:22` or `10.0.0.7:5432`")
     host, _, port = text.partition(":")
-    return NetworkRule(host, int(port) if port else None, private)
+    return NetworkRule(host, int(port) if port else None, private, origin)
 
 
 def canonical_host(text: str) -> str | None:

@@ -33,7 +33,7 @@ from runner.engine.execute import execute
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
 from runner.lifecycle.lease import TTL
-from runner.plan.model import RunPlan, Step, graph_of
+from runner.plan.model import RunPlan, Step, graph_of, network_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.runtime.context import CurrentStep, EventBuffer, ResumeState, RunContext, RunDependencies, RunPaths
 from runner.runtime.disk_watch import outgrown, size_of, too_large, watched
@@ -136,6 +136,7 @@ async def execute_run(
             rehearsal=deps.gateway.rehearsal,
             manifests=manifests,
             routine=routine,
+            open_network=tuple(step.id for step in plan.steps if network_of(step).open),
         ),
         *(ev.WarningIssued(warning.code, warning.message) for warning in warnings),
     )

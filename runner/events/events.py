@@ -43,7 +43,7 @@ class Event(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
 
 class RunStarted(Event, frozen=True, tag="RunStarted", kw_only=True):
     """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order; ``routine`` are those
-    that are not worth a line when they went well.
+    that are not worth a line when they went well, ``open_network`` those that may reach every public host.
 
     A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues. ``rehearsal`` is the
     script file that stood in for every model. ``manifests`` is the file or folder that the plan was made from.
@@ -60,6 +60,7 @@ class RunStarted(Event, frozen=True, tag="RunStarted", kw_only=True):
     rehearsal: str | None = None
     manifests: str | None = None
     routine: tuple[str, ...] = ()
+    open_network: tuple[str, ...] = ()
 
 
 class PhaseStarted(Event, frozen=True, tag="PhaseStarted"):
@@ -332,7 +333,7 @@ class ConnectionEnded(Event, frozen=True, tag="ConnectionEnded", kw_only=True):
     """One connection of a step's commands to a host has ended, or was refused; contents are not recorded.
 
     Beyond the first thousand of a step, ``count`` equal ones share one event without ``host``. ``address`` was dialled,
-    ``rule`` allowed it, ``sent_bytes`` went to the host.
+    ``rule``, which is at ``origin`` in a manifest, allowed it; ``sent_bytes`` went to the host.
     """
 
     step: str
@@ -343,6 +344,7 @@ class ConnectionEnded(Event, frozen=True, tag="ConnectionEnded", kw_only=True):
     sent_bytes: int
     received_bytes: int
     seconds: float
+    origin: str = ""
     refusal: NetworkRefusal | None = None
     count: int = 1
 

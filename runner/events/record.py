@@ -47,10 +47,14 @@ class StepRecord(Struct, kw_only=True):
 
 
 class HostUse(Struct, frozen=True, kw_only=True):
-    """Connections of commands to a host and port; ``place`` is empty for those that were only counted."""
+    """Connections of commands to a host and port; ``place`` is empty for those that were only counted.
+
+    ``origin`` is the manifest line that allows them.
+    """
 
     place: str
     refusal: NetworkRefusal | None
+    origin: str = ""
     connections: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -59,6 +63,7 @@ class HostUse(Struct, frozen=True, kw_only=True):
         return HostUse(
             place=self.place,
             refusal=self.refusal,
+            origin=ended.origin or self.origin,
             connections=self.connections + ended.count,
             sent_bytes=self.sent_bytes + ended.sent_bytes,
             received_bytes=self.received_bytes + ended.received_bytes,
@@ -113,6 +118,7 @@ class RunRecord(Struct, kw_only=True):
     preloaded: ev.ContextPreloaded | None = None
     cluster: ClusterUse | None = None
     network: dict[tuple[str, NetworkRefusal | None], HostUse] = {}
+    open_network: tuple[str, ...] = ()
     rejected_providers: list[tuple[str, str]] = []
     warnings: list[tuple[str, str]] = []
     violations: list[Violation] = []
@@ -156,7 +162,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.RunStarted() as started:
             record.name, record.plan, record.key = started.name, started.plan, started.key
             record.resumes, record.rehearsal = started.resumes, started.rehearsal
-            record.deadline_seconds = started.deadline_seconds
+            record.deadline_seconds, record.open_network = started.deadline_seconds, started.open_network
             record.status, record.started = Status.RUNNING, recorded.at
             record.steps = {
                 step: StepRecord(kind=kind, routine=step in started.routine) for step, kind in started.steps.items()

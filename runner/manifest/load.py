@@ -41,7 +41,7 @@ from runner.core.sanitize import excerpt
 from runner.core.settings import shipped
 from runner.manifest import kinds as kinds_room
 from runner.manifest import text, upgrade
-from runner.manifest.kinds._fields import Body, Fault, Faults, Shape
+from runner.manifest.kinds._fields import FORM, Body, Fault, Faults, Shape
 from runner.manifest.text import Tree
 
 API_VERSION = "runner/v1"
@@ -389,7 +389,7 @@ _EXPECTED = {
 
 
 def _findings(detail: Any, model: type[BaseModel], tree: Tree, prefix: Keys) -> Iterator[RunnerError]:
-    own: Keys = detail["loc"]
+    own: Keys = tuple(key for key in detail["loc"] if not str(key).startswith(FORM))
     keys = (*prefix, *own)
     context: dict[str, Any] = detail.get("ctx", {})
     hint: str | None

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from runner.core.hosts import LONGEST, RULE, NetworkSpec, parse_rule
-from runner.manifest.kinds._fields import Shape
+from runner.core.hosts import LONGEST, RULE, NetworkRule, NetworkSpec, parse_rule
+from runner.manifest.kinds._fields import FORM, Fault, Faults, Shape
+
+if TYPE_CHECKING:
+    from runner.manifest.load import Document
+
+WHOLE = ("setup", "agent", "post_hook")  # steps that a network of the whole workspace is for
+_WORD, _BLOCK = FORM + "word", FORM + "block"
+
+
+def _form(value: Any) -> str:
+    return _BLOCK if isinstance(value, Mapping | Shape) else _WORD
 
 
 def _network_host(text: str) -> str:
@@ -29,22 +40,82 @@ class PrivateHost(Shape):
     private: Literal[True] = Field(description="Lets it be reached at addresses that are not public.")
 
 
+Hosts = Annotated[
+    list[
+        Annotated[
+            Annotated[NetworkHost, Tag(_WORD)] | Annotated[PrivateHost, Tag(_BLOCK)],
+            Discriminator(_form),
+        ]
+    ],
+    Field(min_length=1, max_length=200),
+]
+_HOSTS = "Hosts: `HOST` for ports 80 and 443, `HOST:PORT`, `*.HOST` for all names below it."
+
+
 class AllowedHosts(Shape):
     """The only hosts that can be reached."""
 
-    allow: list[NetworkHost | PrivateHost] = Field(
-        min_length=1,
-        max_length=200,
-        description="Hosts: `HOST` for ports 80 and 443, `HOST:PORT`, `*.HOST` for all names below it.",
+    allow: Hosts = Field(description=_HOSTS)
+
+
+_Word = Annotated[Literal["none", "open"], Tag(_WORD)]
+StepNetwork = Annotated[_Word | Annotated[AllowedHosts, Tag(_BLOCK)], Discriminator(_form)]
+
+
+class Networks(Shape):
+    """The only hosts that can be reached: by all steps that run commands, or by each its own."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "minProperties": 1,
+            "if": {"required": ["allow"]},
+            "then": {"properties": {"allow": {"type": "array"}}, "propertyNames": {"const": "allow"}},
+        }
     )
 
+    allow: Hosts | None = Field(None, description=_HOSTS)
+    setup: StepNetwork = Field("none", description="Network of setup commands.")
+    agent: StepNetwork = Field("none", description="Network of the agent.")
+    post_hook: StepNetwork = Field("none", description="Network of post-hooks.")
+    verify: StepNetwork = Field("none", description="Network of the checks on a clean checkout.")
 
-Network = Literal["none", "open"] | AllowedHosts
+    @model_validator(mode="after")
+    def _one_form(self) -> Networks:
+        if not self.model_fields_set:
+            raise Faults(Fault((), "a network has hosts or steps", "write `allow`, or the name of a step"))
+        if "allow" in self.model_fields_set and (self.allow is None or len(self.model_fields_set) > 1):
+            hint = "write the network of each step, or `allow` for all of them"
+            raise Faults(Fault(("allow",), "`allow` is for all steps, and stands alone", hint))
+        return self
 
 
-def network_spec(written: Network) -> NetworkSpec:
-    """Return the rules of a network as it is written in a manifest."""
-    if not isinstance(written, AllowedHosts):
-        return NetworkSpec(open=written == "open")
-    rules = (parse_rule(one) if isinstance(one, str) else parse_rule(one.host, private=True) for one in written.allow)
-    return NetworkSpec(tuple(dict.fromkeys(rules)))
+STEPS = tuple(name for name in Networks.model_fields if name != "allow")
+Network = Annotated[_Word | Annotated[Networks, Tag(_BLOCK)], Discriminator(_form)]
+
+
+def networks_of(
+    document: Document, written: Literal["none", "open"] | Networks, *keys: str, whole: Sequence[str] = WHOLE
+) -> dict[str, NetworkSpec]:
+    """Return what each step may reach, by the field at ``keys`` of a document.
+
+    A network that is not given by step is for the steps ``whole``.
+    """
+    if isinstance(written, Networks) and written.allow is None:
+        return {step: _spec(document, getattr(written, step), (*keys, step)) for step in STEPS}
+    every = _spec(document, written, keys)
+    return {step: every if step in whole else NetworkSpec(origin=every.origin) for step in STEPS}
+
+
+def _spec(
+    document: Document, written: Literal["none", "open"] | AllowedHosts | Networks, keys: tuple[str, ...]
+) -> NetworkSpec:
+    if isinstance(written, str):
+        return NetworkSpec(open=written == "open", origin=document.origin(*keys))
+
+    def rules() -> Iterator[NetworkRule]:
+        for position, one in enumerate(written.allow or ()):
+            host, private = (one, False) if isinstance(one, str) else (one.host, True)
+            yield parse_rule(host, private=private, origin=document.origin(*keys, "allow", position))
+
+    unique = {(rule.host, rule.port, rule.private): rule for rule in rules()}
+    return NetworkSpec(tuple(unique.values()), origin=document.origin(*keys))

@@ -76,6 +76,7 @@ class _Traffic(Struct):
     port: int = 0
     address: str = ""
     rule: str = ""
+    origin: str = ""
     sent_bytes: int = 0
     received_bytes: int = 0
 
@@ -158,7 +159,7 @@ class _Session:
         if rule is None:
             message = f"`{name}:{port}` is not among the hosts that the plan allows: {self._allowed}"
             raise Refused(NetworkRefusal.NOT_ALLOWED, message)
-        traffic.rule = str(rule)
+        traffic.rule, traffic.origin = str(rule), rule.origin
         addresses = reachable(await self._addresses(name), rule, name)
         if not addresses:
             message = f"`{name}` has private addresses only; a rule with `private: true` would allow them"

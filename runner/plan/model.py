@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeVar
 from msgspec import Meta, Struct
 
 from runner.core.codec import plain
+from runner.core.hosts import NetworkSpec
 from runner.core.model import IsolationClass, Limits
 from runner.plan.graph import Graph
 
@@ -172,6 +173,12 @@ def run_document(run: RunPlan) -> dict[str, Json]:
     """One run as JSON: its fields, and what follows from them."""
     path, seconds = run.worst_case()
     return {**plain(run), "critical_path": list(path), "worst_seconds": seconds}
+
+
+def network_of(step: Step) -> NetworkSpec:
+    """Return the hosts that the commands of a step may reach."""
+    found: NetworkSpec = getattr(step.body, "network", NetworkSpec())
+    return found
 
 
 def graph_of(steps: tuple[Step, ...]) -> Graph:

@@ -23,7 +23,8 @@ MAX_REPORTED = 1000  # connections of one session that are reported one by one: 
 class EgressConnection(Struct, frozen=True, kw_only=True):
     """A connection that has ended, or ``count`` similar ones, in which case ``host`` is empty.
 
-    ``host`` is as the command wrote it unless it is canonical, ``address`` what was dialled, ``rule`` what allowed it.
+    ``host`` is as the command wrote it unless it is canonical, ``address`` what was dialled, ``rule`` what allowed it,
+    and ``origin`` the manifest line of that.
     ``sent_bytes`` went to the host. ``refusal`` says why there was none.
     """
 
@@ -31,6 +32,7 @@ class EgressConnection(Struct, frozen=True, kw_only=True):
     port: int
     address: str = ""
     rule: str = ""
+    origin: str = ""
     sent_bytes: int = 0
     received_bytes: int = 0
     seconds: float = 0.0

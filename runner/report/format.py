@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from runner.core.model import Isolation, Limits, Status, StopStage, Usage
 from runner.core.plural import plural
@@ -36,6 +36,12 @@ def brief(text: str) -> str:
 
 def _shortened(command: str) -> str:
     return command if len(command) <= _LONG else f"{command[: _LONG - 3]}..."
+
+
+def open_network(steps: Collection[str]) -> Iterator[str]:
+    """Yield what is said before all else of a run whose steps may reach every public host."""
+    if steps:
+        yield f"NETWORK OPEN: {', '.join(steps)} may reach every public host"
 
 
 def duration(seconds: float | None) -> str:

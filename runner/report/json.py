@@ -32,6 +32,7 @@ def record_document(record: RunRecord) -> Json:
         "reported_usage": plain(record.reported_usage),
         "cluster": plain(record.cluster),
         "network": plain(list(record.network.values())),
+        "open_network": list(record.open_network),
         "argv": list(record.argv),
         "version": record.version,
         "commands": plain(record.commands),

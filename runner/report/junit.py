@@ -18,7 +18,7 @@ from runner.core.sanitize import escape_unprintable
 from runner.events.record import RunRecord, StepRecord
 from runner.report.format import commands
 from runner.report.run_files import Account, blamed, used
-from runner.report.text import isolation_line
+from runner.report.text import isolation_line, network_line
 
 HOST = "localhost"  # reports go where a host's name is nobody's business
 _MOST = 4096  # characters of a message or line
@@ -61,6 +61,9 @@ def _whole_suite(number: int, name: str, record: RunRecord | None, kinds: Sequen
 def _properties(account: Account) -> Iterator[tuple[str, str]]:
     record = account.record
     usage = used(record)
+    reached = [
+        sum(one.connections for one in record.network.values() if bool(one.refusal) is no) for no in (False, True)
+    ]
     values = {
         "run": record.id,
         "status": record.status.value,
@@ -76,6 +79,10 @@ def _properties(account: Account) -> Iterator[tuple[str, str]]:
         "tokens": usage.tokens or None,
         "cost_usd": f"{usage.cost_usd:.4f}" if usage.tokens and usage.cost_usd is not None else None,
         "commands": commands(record.commands) if record.commands is not None else None,
+        "open_network": ", ".join(record.open_network),
+        "connections": reached[0] or None,
+        "refused_connections": reached[1] or None,
+        "network": network_line(record.network.values()) if record.network else None,
         "snapshot": record.snapshot.commit if record.snapshot is not None else None,
         "exit_code": record.exit_code,
     }

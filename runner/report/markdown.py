@@ -65,6 +65,7 @@ def _run(account: Account) -> Iterator[str]:
     because = f"{code(outcome.message)}\n\n" if outcome is not None and outcome.message else ""
     title = f"### {MARKS[record.status]} {code(record.name)} {record.status.value}{taken}{rehearsed}"
     facts = {
+        "NETWORK OPEN": ", ".join(record.open_network),
         "run": record.id,
         "plan": record.plan,
         "isolation": isolation_line(record),

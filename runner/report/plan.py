@@ -20,7 +20,7 @@ from runner.core.model import Feature, Limits
 from runner.core.plural import plural
 from runner.core.sanitize import excerpt
 from runner.plan.diff import Change
-from runner.plan.model import BUILT_IN, DEFAULTS, Plan, PlannedCluster, RunPlan, SecretGrant, Step
+from runner.plan.model import BUILT_IN, DEFAULTS, Plan, PlannedCluster, RunPlan, SecretGrant, Step, network_of
 from runner.report.format import columns, duration, limits, wrapped
 from runner.spec.model import CliVersion
 
@@ -74,10 +74,17 @@ def render_question(plan: Plan, *, compared: Sequence[PlanComparison] = (), most
     return "\n".join([*lines, f"{plural(len(plan.runs), 'run')}, {_bounds(plan)}."])
 
 
+def _opened(run: RunPlan) -> Iterator[str]:
+    """Yield the steps that reach every public host, which is said first."""
+    if steps := [f"{step.id} ({network_of(step).origin})" for step in run.steps if network_of(step).open]:
+        yield _safe(f"  NETWORK OPEN: every public host for {', '.join(steps)}")
+
+
 def _asked(run: RunPlan, compared: PlanComparison, width: int, most: int) -> Iterator[str]:
     what = next(step.what for step in run.steps if step.kind == "agent")
     new = "" if compared.since else "never carried out before"
     yield "   ".join(filter(None, [_left(_safe(run.name), width), (run.commit or "")[:12], _safe(what), new]))
+    yield from _opened(run)
     changed = list(_changes(compared)) if compared.since else []
     yield from (f"  {line}" for line in changed[: most + 1])
     if len(changed) > most + 1:
@@ -86,7 +93,7 @@ def _asked(run: RunPlan, compared: PlanComparison, width: int, most: int) -> Ite
 
 def render_summary(plan: Plan, *, compared: Sequence[PlanComparison] = (), missing: int = 0) -> str:
     """Render one line a run, the number of changes, and the closing line."""
-    lines = [_safe(f"{_title(run, plan)}   {_place(run)}") for run in plan.runs]
+    lines = [line for run in plan.runs for line in (_safe(f"{_title(run, plan)}   {_place(run)}"), *_opened(run))]
     lines += (f"{plural(len(one.changes), 'change')} since {one.since}" for one in compared if one.since)
     return "\n".join([*lines, _closing(plan, missing)])
 
@@ -103,6 +110,7 @@ def _title(run: RunPlan, plan: Plan) -> str:
 
 def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
     yield _safe(_title(run, plan))
+    yield from _opened(run)
     facts = [f"deadline {duration(run.deadline_seconds)}{_written(run, 'deadline')}"]
     policies = ", ".join(f"{name}{_written(run, f'policy {name}')}" for name in run.policies)
     facts += [f"isolation >= {run.isolation.value}", f"policy {policies}"]
@@ -137,6 +145,7 @@ def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
         )
         yield from (_Row(step="", what=words) for words in filter(None, [_version(step, run)]))
     yield from (_Row(step="", what=part, origin=origin) for origin, part in _mounts(step))
+    yield from (_Row(step="", what=part, origin=origin) for origin, part in _hosts(step))
     yield from (_Row(step="", what=_secret(given), origin=given.origin) for given in step.secrets)
     limited = run.origins.get(f"timeouts.{step.kind}", step.origin)
     if limited not in (step.origin, DEFAULTS):
@@ -162,22 +171,26 @@ def _limits(run: RunPlan) -> Iterator[tuple[str, str]]:
         "pids": Limits(pids=value.pids),
     }
     parts = [(run.origins.get(key, BUILT_IN), limits(one)) for key, one in single.items() if one != Limits()]
-    network = ", ".join(sorted({_network(step, run) for step in run.steps} - {"none"})) or "none"
+    network = ", ".join(sorted({_network(step, run) for step in run.steps if not network_of(step)} - {"none"}))
     if run.base_image is not None:
         _, at, digest = (run.image or "").partition("@")
         pinned = f"{at}{digest}" if at else f" at {run.image}" if run.image else ""
         name = run.base_image.partition("@")[0] if at else run.base_image
         parts.append((run.origins.get("base image", BUILT_IN), f"image {name}{pinned}"))
-    parts.append((run.origins.get("network none", BUILT_IN), f"network {network}"))
+    if network or not any(network_of(step) for step in run.steps):  # what steps reach is said of each
+        parts.append((run.origins.get("network none", BUILT_IN), f"network {network or 'none'}"))
     return _together(parts)
 
 
 def _network(step: Step, run: RunPlan) -> str:
     """Return the network of a step's commands, and where nothing enforces it."""
+    reached, hosts = step.network, network_of(step)
+    if len(hosts.rules) > 1:  # which rows below it name
+        reached = reached.replace(str(hosts), plural(len(hosts.rules), "host"))
     if not run.host_network or not step.mounts or step.network == "host":
-        return step.network
+        return reached
     by = "" if len(run.host_network) == len(run.providers) else f" by {', '.join(run.host_network)}"
-    return f"{step.network} (not enforced{by})"
+    return f"{reached} (not enforced{by})"
 
 
 def _cluster(cluster: PlannedCluster) -> str:
@@ -194,6 +207,14 @@ def _secret(given: SecretGrant) -> str:
 
 def _mounts(step: Step) -> Iterator[tuple[str, str]]:
     return _together((m.origin, f"{m.path} {'rw' if m.writable else 'ro'}") for m in step.mounts)
+
+
+def _hosts(step: Step) -> Iterator[tuple[str, str]]:
+    """Return the hosts that a step's commands may reach, those of one manifest line together."""
+    network = network_of(step)
+    parts = [(rule.origin, f"{rule}{' (private addresses too)' * rule.private}") for rule in network.rules]
+    parts += [(network.origin, "every public host")] * network.open
+    return ((origin, f"reaches {hosts}") for origin, hosts in _together(parts))
 
 
 def _together(parts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

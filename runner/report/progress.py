@@ -14,7 +14,18 @@ from runner.core.plural import plural
 from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
 from runner.plan.model import DEFAULTS
-from runner.report.format import MARKS, brief, commands, cost, count, duration, pull_line, sandbox, stop_stage
+from runner.report.format import (
+    MARKS,
+    brief,
+    commands,
+    cost,
+    count,
+    duration,
+    open_network,
+    pull_line,
+    sandbox,
+    stop_stage,
+)
 from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
 from runner.report.text import class_line, cluster_line, network_line, status_word
@@ -27,6 +38,7 @@ _LONGER = 1.5  # times the time that was not enough
 
 def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]:
     """Yield the lines before anything happens; ``clock`` formats microseconds since the epoch in local time."""
+    yield from open_network(record.open_network)
     if record.rehearsal is not None:
         yield f"a rehearsal: no model is asked, {record.rehearsal} stands for it"
     stops = clock(record.started + int(record.deadline_seconds * 1e6))

@@ -10,7 +10,7 @@ from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.events.events import AgentCommitsImported
 from runner.events.record import ClusterUse, HostUse, RunRecord, StepRecord
-from runner.report.format import MARKS, brief, commands, duration, isolation, stop_stage, usage
+from runner.report.format import MARKS, brief, commands, duration, isolation, open_network, stop_stage, usage
 from runner.report.run_files import blamed
 from runner.triage.budget import sizes
 
@@ -24,6 +24,7 @@ def render_run(record: RunRecord, directory: Path) -> str:
 
 
 def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
+    yield from open_network(record.open_network)
     if record.rehearsal is not None:
         yield f"REHEARSAL: no model was asked, {record.rehearsal} stood for it"
     taken = f" in {duration(record.seconds)}" if record.seconds is not None else ""

@@ -19,7 +19,7 @@ from runner.core.model import CheckKind, Reason, Status
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
-from runner.report.format import MARKS, commands, cost, count, duration, pull_line, wrapped
+from runner.report.format import MARKS, commands, cost, count, duration, open_network, pull_line, wrapped
 from runner.report.run_files import blamed, used
 from runner.report.text import cluster_line, isolation_line, network_line
 from runner.triage.sections import section, sections_of
@@ -62,6 +62,7 @@ class Result(Struct, frozen=True):
 
 def opening(record: RunRecord, header: Header, clock: Callable[[int], str]) -> Iterator[str]:
     """Yield the lines before anything happens; ``clock`` formats microseconds since the epoch in local time."""
+    yield from open_network(record.open_network)
     if record.rehearsal is not None:
         yield f"REHEARSAL  no model is asked, {record.rehearsal} stands for it"
     agent = f"{header.agent} {header.version}" if header.version else header.agent
@@ -168,6 +169,7 @@ def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
 
 def _headline(record: RunRecord, header: Header) -> Iterator[str]:
     """Say how it ended, why, and what to do about it."""
+    yield from open_network(record.open_network)
     if record.rehearsal is not None:
         yield f"REHEARSAL  no model was asked, {record.rehearsal} stood for it: this is no investigation"
     outcome, after = record.outcome, duration(record.seconds)

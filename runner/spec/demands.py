@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from runner.core.codec import digest
+from runner.core.hosts import NetworkSpec
 from runner.core.model import Feature, Limits
 from runner.core.settings import Settings
-from runner.manifest.network import network_spec
 from runner.policy.protected import unite
 from runner.spec.cluster import cluster_demands
 from runner.spec.model import Demand, PolicySpec, Warm
@@ -41,13 +41,17 @@ _LIMIT_KEYS = {"cpu": Feature.CPU, "memory": Feature.MEMORY, "disk": Feature.DIS
 
 
 def warm_of(
-    selected: Selected, settings: Settings, policies: Sequence[PolicySpec], toolchains: tuple[str, ...]
+    selected: Selected,
+    settings: Settings,
+    policies: Sequence[PolicySpec],
+    toolchains: tuple[str, ...],
+    networks: Mapping[str, NetworkSpec],
 ) -> Warm:
     workspace = selected.agent.workspace
     judged = [(*policy.ceilings, policy.providers, policy.min_isolation) for policy in policies]
     return Warm(
         _warm_size(selected, settings),
-        str(network_spec(workspace.network)),
+        "; ".join(dict.fromkeys(str(network) for network in networks.values() if network)) or "none",
         toolchains,
         digest([workspace.isolation, judged])[7:19],
     )
@@ -60,7 +64,7 @@ def _warm_size(selected: Selected, settings: Settings) -> int:
     return 0 if selected.agent_type.wrote("workspace", "providers") else settings.warm_pool_size
 
 
-def demands_of(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
+def demands_of(selected: Selected, settings: Settings, networks: Mapping[str, NetworkSpec]) -> tuple[Demand, ...]:
     """Everything that some provider here might not be able to enforce."""
     types, agent, workspace = selected.agent_type, selected.agent, selected.agent.workspace
     limits = limits_of(selected, settings)
@@ -79,11 +83,11 @@ def demands_of(selected: Selected, settings: Settings) -> tuple[Demand, ...]:
         )
         for key, feature in _LIMIT_KEYS.items()
     ]
-    wanted, at = network_spec(workspace.network), types.place("workspace", "network")
-    written = bool(wanted) or types.wrote("workspace", "network")
-    demands.append(Demand(Feature.NETWORK_NONE, f"network {wanted}", at, written))
-    if wanted:
-        demands.append(Demand(Feature.RELAY, f"the way to network {wanted}", at, True))
+    at, written = types.place("workspace", "network"), types.wrote("workspace", "network")
+    reached = {str(network): types.place("workspace", "network", step) for step, network in networks.items() if network}
+    for hosts, place in (reached or {"none": at}).items():
+        demands.append(Demand(Feature.NETWORK_NONE, f"network {hosts}", place, bool(reached) or written))
+    demands += (Demand(Feature.RELAY, f"the way to network {hosts}", place, True) for hosts, place in reached.items())
     demands += secret_demands(selected)
     demands += cluster_demands(selected)
     if agent.model is not None and agent.credentials == "gateway":

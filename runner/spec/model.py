@@ -201,7 +201,7 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     providers: tuple[str, ...] | None
     min_isolation: IsolationClass
     secrets: tuple[str, ...] | None = None
-    network: NetworkSpec | None = None
+    network: Mapping[str, NetworkSpec] | None = None  # by step
 
     @property
     def ceilings(self) -> tuple[object, ...]:
@@ -345,7 +345,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     limits: Limits
     warm: Warm
     demands: tuple[Demand, ...]
-    network: NetworkSpec
+    networks: Mapping[str, NetworkSpec]  # by step
     best_effort: bool
     setup: tuple[Command, ...]
     setup_timeout_seconds: float

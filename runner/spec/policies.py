@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from runner.core.errors import NetworkForbidden, ProviderForbidden, RunnerError
 from runner.core.hosts import NetworkSpec
 from runner.core.model import IsolationClass
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.load import Document
-from runner.manifest.network import network_spec
+from runner.manifest.network import STEPS, networks_of
 from runner.spec.model import PolicyFile, PolicySpec
 from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
 from runner.spec.select import Selected
@@ -41,7 +41,7 @@ def _policy(document: Document) -> PolicySpec:
         providers=tuple(spec.providers) if spec.providers is not None else None,
         min_isolation=IsolationClass(spec.min_isolation),
         secrets=tuple(spec.secrets) if spec.secrets is not None else None,
-        network=network_spec(spec.network) if spec.network is not None else None,
+        network=networks_of(document, spec.network, "network", whole=STEPS) if spec.network is not None else None,
     )
 
 
@@ -63,20 +63,25 @@ def provider_faults(selected: Selected, providers: Sequence[str], policies: Sequ
 
 
 def network_faults(
-    selected: Selected, wanted: NetworkSpec, policies: Sequence[PolicySpec], *, untrusted: bool
-) -> Iterator[RunnerError]:
+    selected: Selected, wanted: Mapping[str, NetworkSpec], policies: Sequence[PolicySpec], *, untrusted: bool
+) -> list[RunnerError]:
     """List what an agent type may reach beyond each policy; a stranger's may reach nothing."""
     at = selected.agent_type.place("workspace", "network")
-    if untrusted and wanted:
-        yield NetworkForbidden("manifests of a fork get no network", at=at, hint="write `network: none`")
-        return
+    if untrusted and any(wanted.values()):
+        return [NetworkForbidden("manifests of a fork get no network", at=at, hint="write `network: none`")]
+    found: dict[object, RunnerError] = {}  # one for each line, which may be for several steps
     for policy in policies:
-        if policy.network is not None and (beyond := wanted.excess(policy.network)):
-            yield NetworkForbidden(
+        for step, network in wanted.items():
+            ceiling = policy.network[step] if policy.network is not None else None
+            if ceiling is None or not (beyond := network.excess(ceiling)):
+                continue
+            at = selected.agent_type.place("workspace", "network", step)
+            found[policy.name, at] = NetworkForbidden(
                 f"policy `{policy.name}` does not allow network {', '.join(beyond)}",
                 at=at,
-                hint=f"allowed: {policy.network}   {policy.origin}",
+                hint=f"allowed: {ceiling}   {ceiling.origin}",
             )
+    return [*found.values()]
 
 
 def dropped_defaults(selected: Selected, defaults: Mapping[str, Document]) -> list[RunnerError]:

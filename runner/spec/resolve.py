@@ -14,7 +14,7 @@ from runner.core.settings import Settings
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.load import DEFAULTS
-from runner.manifest.network import network_spec
+from runner.manifest.network import networks_of
 from runner.spec.checkout import TaskContext
 from runner.spec.cluster import cluster_faults, cluster_of
 from runner.spec.demands import demands_of, limits_of, protected_paths_of, warm_of
@@ -66,8 +66,10 @@ def resolve(
     found = facts.of(name)
     checkout, branch = _pinned(needs.checkout, found.commit)
     policies, own, faults = policies_of(selected.policies, found.policy, untrusted=untrusted)
+    networks = networks_of(types, workspace.network, "workspace", "network")
     findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies, untrusted)]
-    demands = demands_of(selected, settings)
+    findings += network_faults(selected, networks, policies, untrusted=untrusted)
+    demands = demands_of(selected, settings, networks)
     lent = found.lent or Lent(needs.toolchains)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
     spec = RunSpec(
@@ -94,9 +96,9 @@ def resolve(
             IsolationClass.NAMESPACES if untrusted else IsolationClass.NONE,
         ),
         limits=limits_of(selected, settings),
-        warm=warm_of(selected, settings, policies, lent.toolchains),
+        warm=warm_of(selected, settings, policies, lent.toolchains, networks),
         demands=demands,
-        network=network_spec(workspace.network),
+        networks=networks,
         best_effort=workspace.resource_limits.enforcement == "best_effort",
         setup=tuple(_argv(c) for c in workspace.setup_commands),
         setup_timeout_seconds=workspace.setup.timeout,
@@ -166,7 +168,6 @@ def _policy_faults(
 ) -> Iterator[RunnerError]:
     """List what policies, clusters and incidents forbid."""
     yield from provider_faults(selected, needs.providers, policies)
-    yield from network_faults(selected, network_spec(selected.agent.workspace.network), policies, untrusted=untrusted)
     yield from secret_faults(selected, policies)
     yield from _key_inside(selected, needs.providers, facts)
     found = facts.of(selected.name)

@@ -92,6 +92,35 @@ def test_commands_reach_what_the_manifest_names_and_nothing_else(project: Projec
 
 
 @pytest.mark.slow
+@pytest.mark.scenario("BEY-13", only="local")
+def test_each_step_reaches_what_is_named_for_it(project: Project, port: int) -> None:
+    ask = f"curl -sf -o /dev/null -w '%{{http_code}}' http://{THERE}:{port}/ || echo no"
+    project.script(
+        f"touch made\n{ask}",
+        workspace=f"""\
+            setup_commands: ["{ask}"]
+            network:
+              setup: {{allow: [{{host: '{THERE}:{port}', private: true}}]}}
+              post_hook: open
+              verify: {{allow: [{{host: '{THERE}:{port}', private: true}}]}}""",
+        agent=f'post_hooks: ["{ask}"]',
+        run=f'snapshot: {{}}\nverify: {{commands: [{{run: "{ask}"}}]}}',
+    )
+
+    record = project.succeed()
+
+    told = {step: project.logs(step).strip() for step in ("setup", "agent", "post_hook", "verify")}
+    assert told == {"setup": "200", "agent": "000no", "post_hook": "403no", "verify": "200"}
+    assert record["open_network"] == ["post_hook"]
+    assert project.runner("runs", "show", "last").out.startswith(
+        "NETWORK OPEN: post_hook may reach every public host\n"
+    )
+    lines = project.manifest.read_text().splitlines()
+    (reached,) = [use for use in record["network"] if use["refusal"] is None]
+    assert lines[int(reached["origin"].rpartition(":")[2]) - 1].strip().startswith("verify: {allow:")
+
+
+@pytest.mark.slow
 @pytest.mark.scenario("BEY-13", only="provider")
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_without_a_network_there_is_no_proxy(project: Project, port: int, provider: str) -> None:
@@ -114,8 +143,9 @@ def test_without_a_network_there_is_no_proxy(project: Project, port: int, provid
         (("--untrusted",), "local", None, "policy.network", "manifests of a fork get no network"),
         ((), "local", "network: none", "policy.network", "policy `house` does not allow network pypi.org"),
         ((), "local", "network: {allow: [pypi.org:443]}", "policy.network", "allowed: pypi.org:443"),
+        ((), "local", "network: {verify: open, setup: {allow: [pypi.org]}}", "policy.network", "network pypi.org"),
     ],
-    ids=["a provider without", "a fork", "no ceiling", "a lower ceiling"],
+    ids=["a provider without", "a fork", "no ceiling", "a lower ceiling", "a ceiling of other steps"],
 )
 def test_what_cannot_be_held_or_allowed_is_refused_at_its_line(
     project: Project, arguments: tuple[str, ...], provider: str, policy: str | None, code: str, words: str

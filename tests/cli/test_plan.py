@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -65,6 +66,28 @@ def test_the_help_has_every_exit_code_of_the_reference(project: Project) -> None
     told = project.runner("--help").out.partition("Exit codes:")[2]
 
     assert re.findall(r"(?:^|,)\s+(\d+)\s", told) == table
+
+
+@pytest.mark.scenario("BEY-02")
+def test_the_plan_shows_what_each_step_reaches_and_the_line_of_each_host_and_says_open_first(project: Project) -> None:
+    network = """
+        network:
+          setup:
+            allow:
+              - pypi.org
+              - {host: registry.corp, private: true}
+          agent: open
+    """
+    project.script("true", workspace=dedent(network) + "setup_commands: [make]")
+    project.env["COLUMNS"] = "400"
+    title, opened, *rows = [" ".join(line.split()) for line in plan(project).out.splitlines()]
+
+    assert title.startswith("plan work")
+    assert opened == f"NETWORK OPEN: every public host for agent ({line_of(project, 'agent: open')})"
+    assert f"reaches pypi.org {line_of(project, '- pypi.org')}" in rows
+    assert f"reaches registry.corp (private addresses too) {line_of(project, 'registry.corp')}" in rows
+    assert f"reaches every public host {line_of(project, 'agent: open')}" in rows
+    assert plan(project, "--summary").out.splitlines()[1].strip() == opened
 
 
 @pytest.mark.scenario("BEY-02")

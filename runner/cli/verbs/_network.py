@@ -33,4 +33,4 @@ def _lines(uses: list[HostUse]) -> Iterator[str]:
         yield "no connection, and none was refused"
     for one in uses:
         how = f"refused: {one.refusal}" if one.refusal else f"{size(one.sent_bytes)} out, {size(one.received_bytes)} in"
-        yield f"{one.connections:>6}  {one.place or '(others)':<40}  {how}"
+        yield f"{one.connections:>6}  {one.place or '(others)':<40}  {how:<32}  {one.origin}".rstrip()

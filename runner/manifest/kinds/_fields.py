@@ -18,6 +18,8 @@ from runner.core.ids import IMAGE, is_image
 from runner.core.sanitize import excerpt
 from runner.core.settings import parse_cpus, parse_disk, parse_duration, parse_memory, parse_size
 
+FORM = "\0"  # begins the tags of forms that a value may have: pydantic puts them among the keys of a fault
+
 
 class Fault(Struct, frozen=True):
     """A broken rule. ``keys`` lead from the model to the field; empty means the model as a whole."""

@@ -263,8 +263,8 @@ class Workspace(Shape):
     providers: Distinct = Field(description="The providers to try in turn; one means no fallback.")
     isolation: Isolation = Field(description="The least isolation that is accepted.")
     network: Network = Field(
-        description="Network that setup, the agent and post-hooks may reach, through a proxy outside the workspace:"
-        " `none`, hosts to `allow`, or every public one, which is `open`. Verify has none."
+        description="Network that commands may reach, through a proxy outside the workspace: `none`, hosts to `allow`,"
+        " or every public one, which is `open`; for setup, the agent and post-hooks, or for each step its own."
     )
     repo_source: RepoSource = Field(description="Source of the code.")
     checkout_on_start: bool = Field(description="Clones the code; `false` starts with an empty workspace.")

@@ -30,6 +30,7 @@ class Spec(Body):
         json_schema_extra={"uniqueItems": True},
     )
     network: Network | None = Field(
-        None, description="The most that a workspace may reach; left out, what its agent type says."
+        None,
+        description="The most that steps may reach, all of them or each its own; left out, what the agent type says.",
     )
     min_isolation: Isolation = Field(description="The least isolation that a workspace must have.")

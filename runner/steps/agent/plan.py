@@ -44,7 +44,7 @@ BODY = AgentBody
 
 def inputs(body: AgentBody) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
-    seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan, "network": body.network}
+    seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan}
     return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen}
 
 
@@ -74,7 +74,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             cluster=spec.cluster,
             member=spec.member,
             cli=facts.of(spec.name).cli,
-            network=spec.network,
+            network=spec.networks["agent"],
         ),
         network=_network(spec),
         mounts=planned_mounts(mount_plan, spec),
@@ -91,7 +91,7 @@ def pinned(cluster: ClusterSpec | None) -> dict[str, str] | None:
 def _network(spec: RunSpec) -> str:
     ways = ["model gateway"] if spec.model is not None and not spec.model.key_inside else []
     ways += ["cluster, read only"] if spec.cluster is not None else []
-    ways += [str(spec.network)] if spec.network else []
+    ways += [str(spec.networks["agent"])] if spec.networks["agent"] else []
     return " and ".join(ways) or "none"
 
 

@@ -29,7 +29,7 @@ BODY = PostHookBody
 
 
 def inputs(body: PostHookBody) -> dict[str, object]:
-    return {"commands": body.commands, "env": body.env, "mounts": body.mount_plan, "network": body.network}
+    return {"commands": body.commands, "env": body.env, "mounts": body.mount_plan}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
@@ -45,8 +45,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["post_hook"],
         origin=spec.origins["post_hook"],
-        body=PostHookBody(spec.env, spec.post_hooks, mount_plan, spec.network),
-        network=str(spec.network),
+        body=PostHookBody(spec.env, spec.post_hooks, mount_plan, spec.networks["post_hook"]),
+        network=str(spec.networks["post_hook"]),
         when="ended",
         post_agent=True,
         mounts=planned_mounts(mount_plan, spec),

@@ -32,7 +32,7 @@ def command_words(command: Command) -> str:
 
 
 def inputs(body: SetupBody) -> dict[str, object]:
-    return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.mount_plan, "network": body.network}
+    return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.mount_plan}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
@@ -54,8 +54,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
             command_seconds=spec.setup_timeout_seconds,
             may_fail=spec.setup_may_fail,
             mount_plan=mount_plan,
-            network=spec.network,
+            network=spec.networks["setup"],
         ),
-        network=str(spec.network),
+        network=str(spec.networks["setup"]),
         mounts=planned_mounts(mount_plan, spec),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from runner.core.hosts import NetworkSpec
 from runner.core.plural import plural
 from runner.plan.model import Step
 from runner.runtime.mount_plan import MountPlan, planned_mounts
@@ -20,6 +21,7 @@ class VerifyBody(Struct, frozen=True):
     verify: VerifySpec
     outputs: tuple[str, ...]
     mount_plan: MountPlan
+    network: NetworkSpec = NetworkSpec()
 
 
 BODY = VerifyBody
@@ -65,6 +67,7 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         needs=needs,
         deadline_seconds=spec.timeouts["verify"],
         origin=spec.origins["verify"],
-        body=VerifyBody(verify, outputs, mount_plan),
+        body=VerifyBody(verify, outputs, mount_plan, spec.networks["verify"]),
+        network=str(spec.networks["verify"]),
         mounts=planned_mounts(mount_plan, spec),
     )

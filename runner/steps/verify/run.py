@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import trio
@@ -22,6 +22,7 @@ from runner.ports.provider import Workspace
 from runner.runtime.context import RunContext
 from runner.runtime.exec import LogFile, blame, open_logs, run_command, written
 from runner.runtime.file_states import Untouched
+from runner.runtime.network import open_network
 from runner.safefs import trees
 from runner.safefs.safe_open import read_beneath
 from runner.spec.model import ReportCheck, VerifySpec
@@ -117,8 +118,11 @@ async def _check_tree(body: VerifyBody, run: RunContext, results: Results) -> No
         fresh_home=True,
     )
     workspace = await run.open_as(spec)
+    network = open_network(run, workspace, STEP, body.network)
     with open_logs(paths.logs, STEP) as logs, Untouched(workspace.tree, entries) as own:
-        await _run_commands(body.verify, run, workspace, logs, results, own=own)
+        async with network as proxied:
+            env = {**run.variables(workspace.paths), **proxied}
+            await _run_commands(body.verify, run, workspace, logs, results, env=env, own=own)
     await run.sandboxes.close()
     different = await git.compare(paths.repository, run.results.snapshot.commit, paths.checkout)
     if different:
@@ -145,13 +149,13 @@ async def _run_commands(
     logs: tuple[LogFile, LogFile],
     results: Results,
     *,
+    env: Mapping[str, str],
     own: Untouched,
 ) -> None:
     """Run the commands in one tree: files that one makes are there for the next.
 
     None may change the commit's own files; after a command that did, there is nothing left to judge.
     """
-    env = run.variables(workspace.paths)
     for argv in verify.setup:
         since = written(logs)
         exit = await run_command(run, workspace, argv, logs, env=env)

@@ -15,17 +15,24 @@ from runner.core.codec import plain
 from runner.core.errors import Rejected
 from runner.core.settings import Settings
 from runner.manifest.load import kinds
+from runner.manifest.network import STEPS
 from runner.ops.planning.make_plan import make_plan
 from tests.support.situations import Project, git
 
 Path_ = tuple[str | int, ...]
 
 
+def options(annotation: Any) -> Iterator[Any]:
+    """A type, and all that it is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from options(part)
+
+
 def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every field that holds a value, by its path; list items have no position in it."""
     for name, field in ((field.alias or name, field) for name, field in model.model_fields.items()):
-        options = [a for b in (field.annotation, *get_args(field.annotation)) for a in (b, *get_args(b))]
-        inner = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+        inner = [o for o in options(field.annotation) if isinstance(o, type) and issubclass(o, BaseModel)]
         if inner:
             yield from leaves(inner[0], (*prefix, name))
         else:
@@ -79,6 +86,8 @@ READING = {
     },
 }
 CLAUDE = {**BASE, "AgentType": {**BASE["AgentType"], "agent": "claude", "script": None}}
+
+PRIVATE_HOST = {"host": "pypi.org", "private": True}
 
 # field: (where to put it in the base, a value that differs from what holds there)
 CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
@@ -215,19 +224,11 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "snapshot.branch"): (("snapshot",), {"message": "x", "branch": "changed"}),
     ("IncidentRun", "snapshot.allow_empty"): (("snapshot",), {"allow_empty": True}),
     ("IncidentRun", "debug"): (("debug",), True),
-    ("AgentType", "workspace.network"): (("workspace", "network"), "open"),
     **{
-        ("AgentType", f"workspace.network.{field}"): (("workspace", "network"), {"allow": [rule]})
-        for field, rule in (
-            ("allow", "pypi.org"),
-            ("allow.host", {"host": "pypi.org", "private": True}),
-            ("allow.private", {"host": "pypi.org", "private": True}),
-        )
-    },
-    ("Policy", "network"): (("network",), "none"),
-    **{
-        ("Policy", f"network.{field}"): (("network",), {"allow": [{"host": "pypi.org", "private": True}]})
-        for field in ("allow", "allow.host", "allow.private")
+        (kind, ".".join((*path, *step, "allow", field))): ((*path, *step), {"allow": [PRIVATE_HOST]})
+        for kind, path in (("AgentType", ("workspace", "network")), ("Policy", ("network",)))
+        for step in ((), *((name,) for name in STEPS))
+        for field in PRIVATE_HOST
     },
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
 }
@@ -292,7 +293,7 @@ def changed(path: Path_, value: Any, spec: dict[str, Any]) -> dict[str, Any]:
     result = copy.deepcopy(spec)
     at: Any = result
     for key in path[:-1]:
-        at = at[key]
+        at = at.setdefault(key, {}) if isinstance(at, dict) else at[key]
     at[path[-1]] = value
     return result
 
