@@ -40,7 +40,7 @@ class PlanComparison(Struct, frozen=True):
     changes: tuple[Change, ...]
 
 
-class _Row(Struct, frozen=True, kw_only=True):
+class Row(Struct, frozen=True, kw_only=True):
     step: str
     what: str
     limit: str = ""
@@ -54,9 +54,9 @@ def render_plan(plan: Plan, *, width: int = 120, compared: Sequence[PlanComparis
     ``missing`` is how many things this host lacks.
     """
     blocks = ["\n".join(_run(run, plan, width)) for run in plan.runs]
-    if changed := [line for one in compared if one.since for line in _changes(one)]:
+    if changed := [line for one in compared if one.since for line in changes(one)]:
         blocks.append("\n".join(changed))
-    return "\n\n".join([*blocks, _closing(plan, missing)])
+    return "\n\n".join([*blocks, closing(plan, missing)])
 
 
 def render_question(plan: Plan, *, compared: Sequence[PlanComparison] = (), most: int) -> str:
@@ -74,7 +74,7 @@ def render_question(plan: Plan, *, compared: Sequence[PlanComparison] = (), most
     return "\n".join([*lines, f"{plural(len(plan.runs), 'run')}, {_bounds(plan)}."])
 
 
-def _opened(run: RunPlan) -> Iterator[str]:
+def opened(run: RunPlan) -> Iterator[str]:
     """Yield the steps that reach every public host, which is said first."""
     if steps := [f"{step.id} ({network_of(step).origin})" for step in run.steps if network_of(step).open]:
         yield _safe(f"  NETWORK OPEN: every public host for {', '.join(steps)}")
@@ -84,8 +84,8 @@ def _asked(run: RunPlan, compared: PlanComparison, width: int, most: int) -> Ite
     what = next(step.what for step in run.steps if step.kind == "agent")
     new = "" if compared.since else "never carried out before"
     yield "   ".join(filter(None, [_left(_safe(run.name), width), (run.commit or "")[:12], _safe(what), new]))
-    yield from _opened(run)
-    changed = list(_changes(compared)) if compared.since else []
+    yield from opened(run)
+    changed = list(changes(compared)) if compared.since else []
     yield from (f"  {line}" for line in changed[: most + 1])
     if len(changed) > most + 1:
         yield f"  and {len(changed) - most - 1} lines more: `runner plan` shows them"
@@ -93,43 +93,53 @@ def _asked(run: RunPlan, compared: PlanComparison, width: int, most: int) -> Ite
 
 def render_summary(plan: Plan, *, compared: Sequence[PlanComparison] = (), missing: int = 0) -> str:
     """Render one line a run, the number of changes, and the closing line."""
-    lines = [line for run in plan.runs for line in (_safe(f"{_title(run, plan)}   {_place(run)}"), *_opened(run))]
+    lines = [line for run in plan.runs for line in (_safe(f"{title(run, plan)}   {_place(run)}"), *opened(run))]
     lines += (f"{plural(len(one.changes), 'change')} since {one.since}" for one in compared if one.since)
-    return "\n".join([*lines, _closing(plan, missing)])
+    return "\n".join([*lines, closing(plan, missing)])
 
 
 def _place(run: RunPlan) -> str:
     return next((step.what for step in run.steps if step.kind == "provision"), ", then ".join(run.providers))
 
 
-def _title(run: RunPlan, plan: Plan) -> str:
+def title(run: RunPlan, plan: Plan) -> str:
     pinned = f"{run.commit[:12]}, pinned" if run.commit else ""
     bound = f"over after {duration(run.worst_case()[1])} at the latest"
     return f"plan {run.name}  {plan.digest[:19]}..   {len(run.steps)} steps, {bound}   {pinned}".rstrip()
 
 
 def _run(run: RunPlan, plan: Plan, width: int) -> Iterator[str]:
-    yield _safe(_title(run, plan))
-    yield from _opened(run)
-    facts = [f"deadline {duration(run.deadline_seconds)}{_written(run, 'deadline')}"]
-    policies = ", ".join(f"{name}{_written(run, f'policy {name}')}" for name in run.policies)
-    facts += [f"isolation >= {run.isolation.value}", f"policy {policies}"]
-    facts += [f"needs {', '.join(run.needs)}"] if run.needs else []
-    facts += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
-    lines = ["   ".join(facts), f"longest path {' > '.join(run.worst_case()[0])}"]
-    if run.cluster is not None:
-        lines.append(f"{_cluster(run.cluster)}{_written(run, 'cluster')}")
-    elif "incident" in run.values:
-        lines.append("cluster none: the files of the incident are all there is")
-    for text in lines:
+    yield _safe(title(run, plan))
+    yield from opened(run)
+    for text in facts(run):
         yield from (f"  {line}" for line in wrapped(_safe(text), max(width - 2, _LEAST)))
-    yield from _table([row for step in run.steps for row in _rows(step, run)], width)
+    yield from _table([*rows(run)], width)
     yield from (f"warning[{NotEnforced.code}]: {_safe(note)}" for note in run.notes)
 
 
-def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
+def facts(run: RunPlan) -> Iterator[str]:
+    """Yield what holds for a whole run, a line each."""
+    found = [f"deadline {duration(run.deadline_seconds)}{_written(run, 'deadline')}"]
+    policies = ", ".join(f"{name}{_written(run, f'policy {name}')}" for name in run.policies)
+    found += [f"isolation >= {run.isolation.value}", f"policy {policies}"]
+    found += [f"needs {', '.join(run.needs)}"] if run.needs else []
+    found += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
+    yield "   ".join(found)
+    yield f"longest path {' > '.join(run.worst_case()[0])}"
+    if run.cluster is not None:
+        yield f"{_cluster(run.cluster)}{_written(run, 'cluster')}"
+    elif "incident" in run.values:
+        yield "cluster none: the files of the incident are all there is"
+
+
+def rows(run: RunPlan) -> Iterator[Row]:
+    """Yield the rows of all steps."""
+    return (row for step in run.steps for row in _rows(step, run))
+
+
+def _rows(step: Step, run: RunPlan) -> Iterator[Row]:
     """Yield a step and what else applies to it, each with the manifest line that decides it."""
-    yield _Row(
+    yield Row(
         step=step.id,
         what=step.what,
         limit=duration(step.deadline_seconds),
@@ -137,19 +147,19 @@ def _rows(step: Step, run: RunPlan) -> Iterator[_Row]:
         origin=step.origin,
     )
     if step.kind == "provision":
-        yield from (_Row(step="", what=part, origin=origin) for origin, part in _limits(run))
+        yield from (Row(step="", what=part, origin=origin) for origin, part in _limits(run))
     if step.kind == "agent":
         decided = {key: run.origins.get(key, DEFAULTS) for key in ("model", "budget")}
         yield from (
-            _Row(step="", what=key, origin=line) for key, line in decided.items() if line not in (step.origin, DEFAULTS)
+            Row(step="", what=key, origin=line) for key, line in decided.items() if line not in (step.origin, DEFAULTS)
         )
-        yield from (_Row(step="", what=words) for words in filter(None, [_version(step, run)]))
-    yield from (_Row(step="", what=part, origin=origin) for origin, part in _mounts(step))
-    yield from (_Row(step="", what=part, origin=origin) for origin, part in _hosts(step))
-    yield from (_Row(step="", what=_secret(given), origin=given.origin) for given in step.secrets)
+        yield from (Row(step="", what=words) for words in filter(None, [_version(step, run)]))
+    yield from (Row(step="", what=part, origin=origin) for origin, part in _mounts(step))
+    yield from (Row(step="", what=part, origin=origin) for origin, part in _hosts(step))
+    yield from (Row(step="", what=_secret(given), origin=given.origin) for given in step.secrets)
     limited = run.origins.get(f"timeouts.{step.kind}", step.origin)
     if limited not in (step.origin, DEFAULTS):
-        yield _Row(step="", what=f"limit {duration(step.deadline_seconds)}", origin=limited)
+        yield Row(step="", what=f"limit {duration(step.deadline_seconds)}", origin=limited)
 
 
 def _version(step: Step, run: RunPlan) -> str:
@@ -230,7 +240,7 @@ def _written(run: RunPlan, key: str) -> str:
     return "" if origin == DEFAULTS else f" ({origin})"
 
 
-def _table(rows: Sequence[_Row], width: int) -> Iterator[str]:
+def _table(rows: Sequence[Row], width: int) -> Iterator[str]:
     cells = [("step", "what", "limit", "network", "from")]
     cells += [(row.step, _safe(row.what), row.limit, row.network, _safe(row.origin)) for row in rows]
     step, what, limit, network, origin = (max(columns(row[i]) for row in cells) for i in range(5))
@@ -246,7 +256,8 @@ def _left(text: str, width: int) -> str:
     return text + " " * (width - columns(text))
 
 
-def _changes(compared: PlanComparison) -> Iterator[str]:
+def changes(compared: PlanComparison) -> Iterator[str]:
+    """Yield a line for each difference, with the first lines of texts that differ."""
     if not compared.changes:
         yield f"no difference since {compared.since}"
         return
@@ -314,7 +325,8 @@ def _value(change: Change, value: object) -> str:
     return "" if value is None else excerpt(json.dumps(value, ensure_ascii=False), _WIDEST)
 
 
-def _closing(plan: Plan, missing: int) -> str:
+def closing(plan: Plan, missing: int) -> str:
+    """Return counts and bounds of a whole plan."""
     steps = sum(len(run.steps) for run in plan.runs)
     notes = sum(len(run.notes) for run in plan.runs)
     path, _ = plan.worst_case()

@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--against", metavar="FILE", type=Path, help="compare with a saved plan, not the last runs")
     parser.add_argument("--exit-code", action="store_true", help=f"0 no difference, {DIFFERS} it differs")
     parser.add_argument("--summary", action="store_true", help="one line a run")
-    parser.add_argument("--output", choices=("text", "json", "mermaid", "dot"), default="text")
+    parser.add_argument("--output", choices=("text", "json", "html", "mermaid", "dot"), default="text")
 
 
 def main(args: Namespace, out: Output) -> int:
@@ -57,7 +57,7 @@ def main(args: Namespace, out: Output) -> int:
     request = request_of(args, settings, offline=args.offline)
     planned = run_cancellable(draft_plan, path, settings, request)
     compared: Sequence[PlanComparison] = ()
-    if args.against or args.exit_code or args.output == "text":
+    if args.against or args.exit_code or args.output in ("text", "html"):
         compared = run_cancellable(compare, planned, settings, args.against)
     missing: Sequence[RunnerError] = ()
     if not args.offline:
@@ -93,6 +93,10 @@ def _show(
     match args.output:
         case "json":
             out.json({**plan.document(), "missing": [as_json(one) for one in missing]})
+        case "html":
+            from runner.report.html.plan import render_plan as render_page
+
+            out.verbatim(render_page(plan, compared, missing))
         case "mermaid":
             out.line(render_mermaid(plan))
         case "dot":

@@ -109,7 +109,7 @@ def _cited(report: str, incident: Path | None, directory: Path, clean: Clean) ->
 
 
 def _lines(reference: Reference, text: str, id: str, clean: Clean) -> CitedLines:
-    lines = text.split("\n")
+    lines = text.removesuffix("\n").split("\n")
     cited = {number for first, last in reference.lines for number in range(first, last + 1)}
     near = {number + by for number in cited for by in range(-_AROUND, _AROUND + 1)}
     shown = sorted(number for number in near if 1 <= number <= len(lines))

@@ -84,16 +84,17 @@ def _linked(token: Token, links: Mapping[str, str]) -> Iterator[Token]:
     at = 0
     for start, end in places(token.content):
         if id := links.get(token.content[start:end]):
-            yield _piece(token, at, start)
+            yield from _piece(token, at, start)
             yield Token("link_open", "a", 1, attrs={"href": f"#{id}"})
-            yield _piece(token, start, end)
+            yield from _piece(token, start, end)
             yield Token("link_close", "a", -1)
             at = end
-    yield _piece(token, at, len(token.content))
+    yield from _piece(token, at, len(token.content))
 
 
-def _piece(token: Token, start: int, end: int) -> Token:
-    return token.copy(content=escape_unprintable(token.content[start:end]))
+def _piece(token: Token, start: int, end: int) -> Iterator[Token]:
+    if start < end:
+        yield token.copy(content=escape_unprintable(token.content[start:end]))
 
 
 def _text(content: str) -> Token:

@@ -49,7 +49,7 @@ def _environment() -> Environment:
 
 def _readable(value: object) -> object:
     """Escape what is not shown or would turn text round, in all that is not HTML already, and cut what is long."""
-    return value if hasattr(value, "__html__") else sanitize(str(value), WIDEST)
+    return value if hasattr(value, "__html__") else sanitize(str(value)[: WIDEST + 1].expandtabs(4), WIDEST)
 
 
 def _moment(microseconds: int) -> str:
