@@ -229,6 +229,7 @@ def test_no_script_of_them_has_a_fault(shell: str, script: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.nightly
 def test_the_action_applies_and_uploads_the_evidence(host: Host) -> None:
     committed(host)
 
@@ -332,6 +333,7 @@ def run_gitlab_job(host: Host, **variables: str) -> int:
     return code
 
 
+@pytest.mark.nightly
 def test_the_gitlab_template_applies_and_keeps_the_evidence(host: Host) -> None:
     committed(host)
 
@@ -347,6 +349,7 @@ def test_the_gitlab_template_applies_and_keeps_the_evidence(host: Host) -> None:
     assert len(list(evidence.glob("run-*.tar.gz"))) == 1
 
 
+@pytest.mark.nightly
 def test_a_merge_request_of_another_project_gets_nothing_of_the_host(host: Host) -> None:
     committed(host, provider="process")
 

@@ -75,6 +75,7 @@ ADDED = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_one_of_each_is_added_by_new_files_alone_and_works(project: Project, repository: Path, tmp_path: Path) -> None:
     tree = tmp_path / "tree"

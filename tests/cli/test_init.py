@@ -389,6 +389,7 @@ def test_what_cannot_be_run_is_not_begun(project: Project, files: dict[str, str]
     assert not (project.folder / ".runner").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fork", [False, True], ids=["own", "fork"])
 def test_the_job_for_github_does_what_it_says(project: Project, fork: bool) -> None:
     """On a shallow, detached checkout, with what its own steps install, and a stranger's manifests untrusted."""

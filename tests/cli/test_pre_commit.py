@@ -39,6 +39,7 @@ def check_hook(project: Project, *words: str, **env: str) -> None:
     assert "did you mean `max_file_size`?" in bad.stdout
 
 
+@pytest.mark.nightly
 def test_the_hook_that_init_writes_judges_what_is_committed(project: Project) -> None:
     commit_files(project.folder, PYTHON)
     project.runner("init", "--pre-commit")

@@ -175,7 +175,7 @@ def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
 @pytest.mark.scenario("BEY-06")
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize("where", ["setup", "agent", "verify"])
-@pytest.mark.parametrize("provider", ["local", "docker"])
+@pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=pytest.mark.nightly)])
 def test_each_step_has_a_deadline_at_which_all_that_it_started_is_gone(
     project: Project, where: str, provider: str
 ) -> None:

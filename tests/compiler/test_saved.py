@@ -19,7 +19,7 @@ from tests.support.arbitrary import values
 
 
 @pytest.mark.parametrize("kind", plugins.names(runner.steps))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_a_run_is_read_as_it_was_written(kind: str, data: st.DataObject) -> None:
     body = getattr(import_module(f"runner.steps.{kind}.plan"), "BODY", NoBody)

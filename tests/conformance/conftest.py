@@ -184,6 +184,15 @@ BY_DAY = {  # of these kinds; the rest is for the night
         "test_connections_to_the_workspace_s_own_loopback_are_served_from_outside",
     },
     **dict.fromkeys((PODMAN, ROOTLESS), FEW),
+    # They share a class: volumes, mirrored trees and what a daemon does are what is particular here.
+    VOLUMES: (ALWAYS - _VOLUME_GAPS.keys())
+    | {
+        "test_destroying_leaves_nothing_of_a_hostile_tree",
+        "test_home_persists_and_a_fresh_one_does_not",
+        "test_the_tree_is_read_from_here_as_its_commands_see_it",
+        "test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives",
+        "test_what_takes_more_processor_than_it_may_is_throttled_and_lives",
+    },
     ROOT_PODMAN: set(),
     # An opening takes half a second.
     GVISOR: ALWAYS

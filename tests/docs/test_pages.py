@@ -29,9 +29,11 @@ PAGES = {
     for path in [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))]
     if "_build" not in path.parts
 }
-# Sessions of ten seconds and more, for the night.
+# Sessions of five seconds and more, for the night.
 LONG = ("troubleshooting", "howto/add-a-provider", "howto/add-a-step", "howto/add-an-agent", "tutorials/first-agent")
-LONG += ("howto/run-from-a-program", "oncall/setup", "tutorials/node", "tutorials/python")
+LONG += ("howto/run-from-a-program", "oncall/setup", "tutorials/node", "tutorials/python", "tutorials/policy")
+LONG += ("howto/add-a-verb", "howto/deliver-a-change", "howto/resume-and-recover", "howto/dependencies")
+LONG += ("howto/warm-pools", "howto/workspaces", "explanation/architecture", "explanation/plan")
 NIGHT = {f"docs/{name}.md" for name in LONG}
 SESSIONS = [
     pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHT else [])

@@ -67,6 +67,7 @@ def behind(calls: list[str], *names: str) -> list[int]:
     return [n for n, (before, now) in enumerate(pairwise(calls), start=2) if before in names and now not in names]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("crashing", ["fake", "local"], indirect=True)
 def test_a_run_that_is_killed_at_some_effects_is_recovered_whole(crashing: Crashing) -> None:
     total = len(calls_of(crashing))

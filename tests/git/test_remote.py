@@ -227,6 +227,7 @@ async def test_two_that_fetch_at_once_share_one_fetch(
         User(tmp_path / name)("fsck", "--strict")
 
 
+@pytest.mark.nightly
 async def test_a_mirror_keeps_few_commits_ready(server: Https, git: GitBinary, user: User, tmp_path: Path) -> None:
     for number in range(7):
         await git.fetch_url(url(server), user.commit(str(number)), into=tmp_path / str(number), depth=1)
@@ -537,6 +538,7 @@ async def test_a_server_that_drips_is_left(
         await adapter(tmp_path, bounds, **server.env).resolve_url(url(server), branch=None, commit=None)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 async def test_a_server_that_names_refs_without_end_is_left(
     server: Https, tmp_path: Path, stop: threading.Event
@@ -551,6 +553,7 @@ async def test_a_server_that_names_refs_without_end_is_left(
         await git.resolve_url(url(server), branch=None, commit=None)
 
 
+@pytest.mark.nightly
 async def test_a_million_refs_are_borne(server: Https, git: GitBinary, user: User, stop: threading.Event) -> None:
     def many(handler: Handler) -> bool:
         advertise(handler, stop, 0, 1_000_000)

@@ -97,6 +97,7 @@ def test_same_source_gives_the_same_bytes_wherever_it_lies(name: str, machine: s
     assert str(tmp_path).encode() not in made[0]
 
 
+@pytest.mark.nightly
 @needs.COMPILER.mark
 @programs
 def test_the_system_compiler_too_leaves_no_trace_of_the_place(name: str, tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ def test_the_system_compiler_too_leaves_no_trace_of_the_place(name: str, tmp_pat
     assert (tmp_path / "here.made").read_bytes() == (tmp_path / "there.made").read_bytes()
 
 
+@pytest.mark.nightly
 @machines
 @programs
 def test_no_compiler_finds_fault_with_the_source(name: str, machine: str, tmp_path: Path) -> None:

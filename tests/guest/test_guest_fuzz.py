@@ -143,7 +143,7 @@ def seeds(usual: int, nightly: int) -> list[object]:
     return [*range(usual), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(usual, nightly))]
 
 
-@pytest.mark.parametrize("seed", seeds(12, 300))
+@pytest.mark.parametrize("seed", seeds(3, 300))
 @pytest.mark.parametrize("kind", ["mutated", "noise"])
 def test_a_guest_ends_by_itself_whatever_it_is_sent(sanitized: Path, kind: str, seed: int) -> None:
     dice = random.Random(f"{kind} {seed}")
@@ -171,7 +171,7 @@ def dialled(program: Path) -> Iterator[socket.socket]:
             assert process.poll() is None
 
 
-@pytest.mark.parametrize("seed", seeds(6, 120))
+@pytest.mark.parametrize("seed", seeds(3, 120))
 def test_a_guest_that_dials_again_is_none_the_worse_for_it(sanitized: Path, seed: int) -> None:
     dice = random.Random(f"dialled {seed}")
     with dialled(sanitized) as listener:
@@ -296,7 +296,7 @@ class Restless:
         self.host.until(lambda: all(not channel.id & RELAY for channel in self.host.channels.values()))
 
 
-@pytest.mark.parametrize("seed", seeds(8, 400))
+@pytest.mark.parametrize("seed", seeds(4, 400))
 def test_a_restless_host_and_its_guest_never_disagree(sanitized: Path, seed: int) -> None:
     with (
         dialled(sanitized) as listener,

@@ -111,6 +111,7 @@ def open_editor(program: Path, root: Path) -> Iterator[Editor]:
             process.kill()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_editor_completes_keys_and_marks_what_is_unknown(project: Project, program: Path) -> None:
     (project.folder / "test_app.py").touch()

@@ -60,8 +60,8 @@ def judge(project: Project) -> list[str]:
     ("name", "code"),
     [
         ("python", "cart.py"),
-        pytest.param("node", "cart.js", marks=program("node").mark),
-        pytest.param("go", "cart.go", marks=GO.mark),
+        pytest.param("node", "cart.js", marks=[program("node").mark, pytest.mark.nightly]),
+        pytest.param("go", "cart.go", marks=[GO.mark, pytest.mark.nightly]),
     ],
 )
 def test_the_agent_of_an_example_mends_its_project(project: Project, name: str, code: str) -> None:

@@ -270,6 +270,7 @@ def test_no_event_has_a_field_that_its_line_has_for_itself() -> None:
         assert not {"run", "seq", "at", "type"} & set(kind.__struct_fields__)
 
 
+@pytest.mark.nightly
 @ROOT.mark
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 def test_reading_verbs_work_on_a_medium_that_takes_no_writes(ran: Project, killed: bool) -> None:
@@ -300,6 +301,7 @@ def test_reading_verbs_work_on_a_medium_that_takes_no_writes(ran: Project, kille
     assert ran.runner("workspace", "destroy", id).code == 0
 
 
+@pytest.mark.nightly
 def test_a_log_that_is_spoilt_loses_nothing(ran: Project) -> None:
     """SQLite takes what is behind the damage for never written: the store is then an older one."""
     listed = ran.runner("runs", "list", "--output", "json").out
@@ -328,8 +330,8 @@ def test_a_log_that_is_spoilt_loses_nothing(ran: Project) -> None:
     assert ran.runner("recover").out == "nothing to recover\n"
 
 
-@pytest.mark.parametrize("damages", [6, pytest.param(400, marks=pytest.mark.nightly)], ids=["some", "many"])
-def test_flipped_bits_are_said_and_never_a_bug(ran: Project, damages: int) -> None:
+@pytest.mark.nightly
+def test_flipped_bits_are_said_and_never_a_bug(ran: Project) -> None:
     """Whatever can be read goes on; else the store is damaged, and rebuilding it brings all runs back."""
     assert ran.runner("project", "create", "shop", "--root", str(ran.folder)).code == 0
     listed = ran.runner("runs", "list", "--output", "json").out
@@ -347,7 +349,7 @@ def test_flipped_bits_are_said_and_never_a_bug(ran: Project, damages: int) -> No
         "project list",
         "pool status",
     ]
-    for _ in range(damages):
+    for _ in range(400):
         spoilt = bytearray(content)
         for _ in range(seeded.choice((1, 1, 4))):
             spoilt[seeded.choice(used)] ^= 1 << seeded.randrange(8)
