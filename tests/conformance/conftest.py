@@ -195,7 +195,7 @@ BY_DAY = {  # of these kinds; the rest is for the night
     },
     ROOT_PODMAN: set(),
     # An opening takes half a second.
-    GVISOR: ALWAYS
+    GVISOR: (ALWAYS - {"test_no_kind_of_tree_outlives_its_block"})
     | {
         "test_a_fork_bomb_stays_under_its_limit",
         "test_an_isolated_workspace_of_a_project_is_at_workspace_and_lies_in_the_project",
