@@ -60,6 +60,7 @@ SETTINGS = {
     "WORKSPACE_MAX": "Workspaces at a time, those of runs and stopped ones counted.",
     "WARM_POOL_SIZE": "Slots of each warm pool, for agent types that leave `providers` to the server.",
     "RUNNER_MIRROR_LIMIT": "Disk for the mirrors of remote repositories together.",
+    "RUNNER_DEPENDENCIES_LIMIT": "Disk for all dependencies together that commands have made.",
     "RUNNER_GIT_CREDENTIALS": "What https git servers get: `none`, `netrc`, `HOST=env:NAME` or `HOST=file:/PATH`.",
     "WORKSPACE_PROVIDERS": "Providers to try in turn, for agent types that name none.",
     "WORKSPACE_TTL": "How long a workspace lives after its last use.",

@@ -11,6 +11,7 @@ WORKSPACES = "workspaces"  # in the home, leases of those outside of runs; in a 
 PROJECTS = "projects"
 SANDBOXES = "sandboxes"  # a record for each workspace that a provider has made
 MIRRORS = "mirrors"
+LAYERS = "dependencies"  # what the commands of manifests have installed
 SCRATCH = "tmp"
 
 

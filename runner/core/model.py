@@ -45,6 +45,7 @@ class Feature(StrEnum):
     PROTECTED_PATHS = "protected paths"
     TOOLCHAINS = "toolchains"
     DEPENDENCIES = "dependencies"
+    DEPENDENCY_COMMANDS = "dependency commands"
     BASE_IMAGE = "base image"
     RELAY = "relay"
     WARM_POOL = "warm pool"

@@ -162,6 +162,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
     docker_certificates: Path | None  # the folder of ca.pem, cert.pem and key.pem for a daemon over TLS
     docker_folder: Path  # where docker's own client keeps its configuration
     mirror_limit: int  # bytes on disk of all mirrors of servers' repositories together
+    dependencies_limit: int  # and of all dependencies that commands have made
     sources: Mapping[str, str]
     git_credentials: str  # what servers get that are reached by https: ``none``, ``netrc``, or where a token is
     git_token: Token | None
@@ -194,6 +195,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             docker_certificates=certificates,
             docker_folder=_docker_folder(env),
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
+            dependencies_limit=read("RUNNER_DEPENDENCIES_LIMIT", parse_size, 10 << 30),
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             git_token=_token(env),
             model_keys={api: _model_key(env, names) for api, (names, _) in _MODELS.items()},
@@ -234,6 +236,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             "WORKSPACE_MAX": self.max_workspaces,
             "WARM_POOL_SIZE": self.warm_pool_size,
             "RUNNER_MIRROR_LIMIT": size_text(self.mirror_limit),
+            "RUNNER_DEPENDENCIES_LIMIT": size_text(self.dependencies_limit),
             "RUNNER_GIT_CREDENTIALS": self._shown_credentials(),
             "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
             "WORKSPACE_TTL": duration_text(self.workspace_ttl),

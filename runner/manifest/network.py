@@ -13,7 +13,7 @@ from runner.manifest.kinds._fields import FORM, Fault, Faults, Shape
 if TYPE_CHECKING:
     from runner.manifest.load import Document
 
-WHOLE = ("setup", "agent", "post_hook")  # steps that a network of the whole workspace is for
+WHOLE = ("dependencies", "setup", "agent", "post_hook")  # steps that a network of the whole workspace is for
 _WORD, _BLOCK = FORM + "word", FORM + "block"
 
 
@@ -74,6 +74,7 @@ class Networks(Shape):
     )
 
     allow: Hosts | None = Field(None, description=_HOSTS)
+    dependencies: StepNetwork = Field("none", description="Network of the commands that install dependencies.")
     setup: StepNetwork = Field("none", description="Network of setup commands.")
     agent: StepNetwork = Field("none", description="Network of the agent.")
     post_hook: StepNetwork = Field("none", description="Network of post-hooks.")

@@ -37,6 +37,7 @@ PullReport = Callable[[int, int], Awaitable[None]]
 
 PATH = "/usr/local/bin:/usr/bin:/bin"  # follows the toolchains in every command's PATH
 PROGRAM_DIRECTORIES = ("bin", ".bin")
+IN_HOME = "~/"  # begins the target of a dependency that lies in the home
 STOP_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 KILL_GRACE = 5.0  # a process in uninterruptible sleep must not hold the run
 
@@ -109,7 +110,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     ``tree_writable`` writes to the tree go to a layer that is discarded with the sandbox; with ``fresh_home`` the home
     starts empty and is discarded too. ``protected`` are paths relative to the tree: existing ones are read-only and
     cannot be moved, missing ones cannot be created. ``dependencies`` are host directories mounted in the tree, each at
-    its target relative to the tree, where nothing else may be; writes to them are discarded too.
+    its target relative to the tree or, after ``~/``, to the home, where nothing else may be; writes to them are
+    discarded too. ``home`` replaces the home by another host directory, which gets all writes.
     """
 
     mounts: tuple[Mount, ...] = ()
@@ -120,11 +122,18 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     tree_writable: bool = True
     fresh_home: bool = False
     dependencies: tuple[Mount, ...] = ()
+    home: Path | None = None
 
     @property
     def pinned_paths(self) -> tuple[str, ...]:
         """The paths of the tree that commands can neither move nor create: protected ones and dependencies."""
-        return (*self.protected, *(f"{mount.target}/" for mount in self.dependencies))
+        return (*self.protected, *(f"{m.target}/" for m in self.dependencies if not m.target.startswith(IN_HOME)))
+
+    @property
+    def pinned_in_home(self) -> tuple[str, ...]:
+        """The paths of the home that commands can neither move nor create."""
+        found = (m.target.removeprefix(IN_HOME) for m in self.dependencies if m.target.startswith(IN_HOME))
+        return tuple(f"{path}/" for path in found)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -61,6 +61,7 @@ class ProcessProvider:
             Feature.NETWORK_NONE: _NO_NAMESPACES,
             Feature.PROTECTED_PATHS: _NO_NAMESPACES,
             Feature.DEPENDENCIES: _NO_NAMESPACES,
+            Feature.DEPENDENCY_COMMANDS: _NO_NAMESPACES,
             Feature.SECRET_FILES: _NO_NAMESPACES,
         }
         versions = {"kernel": os.uname().release}

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from runner.core.errors import InputChanged, PlatformError
 from runner.core.home import SCRATCH, private_repository, run_directory, workspace_directory
-from runner.core.model import Feature, Handle, Lease, PoolMissReason, SavedWork, SlotKey, StopStage
+from runner.core.model import Feature, Handle, Lease, Mount, PoolMissReason, SavedWork, SlotKey, StopStage
 from runner.core.redact import Redactor, Secret
 from runner.events import events as ev
 from runner.lifecycle.backoff import SLOW, pauses
@@ -69,6 +69,11 @@ class RunPaths(Struct, frozen=True):
         return self.home / SCRATCH / f"{self.run}-verify"
 
     @property
+    def installation(self) -> Path:
+        """Return the directory in which commands make dependencies."""
+        return self.home / SCRATCH / f"{self.run}-dependencies"
+
+    @property
     def quarantine(self) -> Path:
         return self.home / SCRATCH / f"{self.run}-commits"
 
@@ -107,7 +112,8 @@ class RunDependencies(AgentDependencies, frozen=True, kw_only=True):
     """All adapters of a run; made by the composition root.
 
     ``warm`` claims a warm workspace, or returns why there is none; ``None`` if there is no pool. ``room`` raises
-    ``WorkspaceLimit`` for a workspace beyond the limit. ``seen`` returns a recent probe of a provider, so that it is
+    ``WorkspaceLimit`` for a workspace beyond the limit. ``evict_layers`` removes dependencies that nobody has used for
+    longest, beyond their limit. ``seen`` returns a recent probe of a provider, so that it is
     not probed twice.
     """
 
@@ -121,6 +127,7 @@ class RunDependencies(AgentDependencies, frozen=True, kw_only=True):
     redact: Redactor = field(default_factory=Redactor)  # of all that is shown or kept
     warm: Callable[[Provider, SlotKey, WorkspaceRequest], Awaitable[Handle | PoolMissReason | None]] = no_pool
     room: Callable[[str], Awaitable[None]] = boundless
+    evict_layers: Callable[[], None] = lambda: None
     seen: Callable[[str], Probe | None] = never
     random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
 
@@ -180,6 +187,7 @@ class EventBuffer(Struct):
 class StepResults(Struct, kw_only=True):
     """Findings of steps for those that follow, by the kind of step; all is in the journal as well."""
 
+    layers: tuple[Mount, ...] = ()  # dependencies: what their commands have made, now or in an earlier run
     context: bytes = b""  # preload: of the incident, for the agent's prompt
     agent_started: bool = False  # the agent may have begun: no other provider is tried any more
     agent_succeeded: bool = False
@@ -279,8 +287,13 @@ class RunContext(Struct, frozen=True, kw_only=True):
             if shown:  # an incident may have no files, and a kubeconfig comes later
                 (handle.private / name).mkdir(mode=0o755, exist_ok=True)
         mounts = mount_plan.mounts(handle.private)
-        spec = replace(mount_plan.sandbox_spec, mounts=mounts, protected=(*mount_plan.protected, *inputs))
+        spec = replace(self.with_layers(mount_plan), mounts=mounts, protected=(*mount_plan.protected, *inputs))
         return await self.open_as(spec, mount_plan)
+
+    def with_layers(self, mount_plan: MountPlan) -> SandboxSpec:
+        """Return the sandbox spec of a mount plan, with the dependencies that commands have made."""
+        spec = mount_plan.sandbox_spec
+        return replace(spec, dependencies=(*spec.dependencies, *self.results.layers))
 
     async def open_as(self, spec: SandboxSpec, mount_plan: MountPlan | None = None) -> Workspace:
         """Close what is open and start a sandbox on the run's workspace, for ordinary steps if with a mount plan."""

@@ -23,6 +23,8 @@ def watched(run: RunContext, step: Step) -> tuple[Path, ...]:
     handle, probe = run.workspace.handle, run.workspace.probe
     if handle is None or probe is None or run.plan.limits.disk_bytes is None or handle.project_tree is not None:
         return ()
+    if step.kind == "dependencies":
+        return (run.paths.installation,)  # which is on no disk of the workspace
     return (handle.private, handle.tree) if Feature.DISK in probe.watched else ()
 
 

@@ -82,9 +82,14 @@ def planned_mounts(mount_plan: MountPlan, spec: RunSpec) -> tuple[PlannedMount, 
         *(PlannedMount(f"/skills/{name}", False, spec.origins["skills"]) for name in mount_plan.skills),
         *((PlannedMount("/root/.kube", False, spec.origins["cluster"]),) if mount_plan.cluster else ()),
         *(PlannedMount(path, False, spec.protected[path]) for path in mount_plan.protected),
-        *(PlannedMount(mount.target, False, spec.origins[Feature.DEPENDENCIES]) for mount in mount_plan.dependencies),
+        *(PlannedMount(path, False, spec.origins[Feature.DEPENDENCIES]) for path in _dependencies(mount_plan, spec)),
         *(PlannedMount(path, False, _asked(spec)) for path in mount_plan.toolchains),
     )
+
+
+def _dependencies(mount_plan: MountPlan, spec: RunSpec) -> list[str]:
+    made = [path for one in spec.dependencies for path in one.keep]
+    return [*(mount.target for mount in mount_plan.dependencies), *made]
 
 
 def _asked(spec: RunSpec) -> str:

@@ -116,14 +116,14 @@ def chown_tree(top: Path, uid: int) -> None:
     """Make everything in a tree belong to ``uid``, but files with several names, which other trees may share."""
     with open_directory(top) as fd:
         chown(fd, uid)
-    for fd, entries in _walk(top):
+    for fd, entries in walk(top):
         for entry in entries:
             found = entry.stat(follow_symlinks=False)
             if found.st_uid != uid and not (stat.S_ISREG(found.st_mode) and found.st_nlink > 1):
                 os.chown(entry.name, uid, uid, dir_fd=fd, follow_symlinks=False)
 
 
-def _walk(top: Path) -> Iterator[tuple[int, list[os.DirEntry[str]]]]:
+def walk(top: Path) -> Iterator[tuple[int, list[os.DirEntry[str]]]]:
     """Yield each directory of a tree, open, with its entries.
 
     Goes up by "..", so that one descriptor is enough at any depth; nothing may move in the tree meanwhile.

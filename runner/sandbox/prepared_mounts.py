@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -16,16 +16,18 @@ from msgspec import Struct
 from runner.core.errors import ProviderFailed, WorkspaceLost
 from runner.core.home import WORKSPACES
 from runner.core.model import Handle
-from runner.ports.provider import Paths, SandboxSpec
+from runner.ports.provider import IN_HOME, Paths, SandboxSpec
 from runner.safefs import trees
-from runner.safefs.safe_open import open_linkless
+from runner.safefs.safe_open import DIRECTORY, open_directory, open_linkless
 from runner.sandbox.mounts import MountSource, MountStage
+from runner.sandbox.protected_paths import Guard, open_guards
 
 
 class PreparedMounts(Struct, frozen=True, kw_only=True):
     """Staged sources of the mounts that every sandbox has. ``tree_fd`` is the open tree.
 
-    ``project`` is set when commands see it whole; ``tree_path`` is the tree's path on this host.
+    ``project`` is set when commands see it whole; ``tree_path`` is the tree's path on this host. ``home_guards`` keep
+    the dependencies in the home in place.
     """
 
     stage: MountStage
@@ -34,6 +36,7 @@ class PreparedMounts(Struct, frozen=True, kw_only=True):
     tree_path: str
     tree_fd: int
     home: MountSource
+    home_guards: Sequence[Guard]
     tmp: MountSource
     output: MountSource
     runner: MountSource
@@ -97,20 +100,23 @@ async def prepare_mounts(
             tree_fd = stage.open(tree)
             whole = handle.project_tree if spec.tree is None and spec.tree_writable else None
             project = add(whole) if whole else None
+            home = spec.home or (scratch if spec.fresh_home else handle.private) / "home"
             try:
-                yield PreparedMounts(
-                    stage=stage,
-                    project=project,
-                    tree=tree,
-                    tree_path=f"{project.path}/{WORKSPACES}/{handle.id}" if project else tree.path,
-                    tree_fd=tree_fd,
-                    home=add((scratch if spec.fresh_home else handle.private) / "home"),
-                    tmp=add(handle.private / "tmp"),
-                    output=add(handle.private / "output"),
-                    runner=add(handle.private / "runner"),
-                    scratch=scratch,
-                    uid=handle.uid,
-                )
+                with _open_home_guards(home, spec.pinned_in_home, handle.uid) as home_guards:
+                    yield PreparedMounts(
+                        stage=stage,
+                        project=project,
+                        tree=tree,
+                        tree_path=f"{project.path}/{WORKSPACES}/{handle.id}" if project else tree.path,
+                        tree_fd=tree_fd,
+                        home=add(home),
+                        home_guards=home_guards,
+                        tmp=add(handle.private / "tmp"),
+                        output=add(handle.private / "output"),
+                        runner=add(handle.private / "runner"),
+                        scratch=scratch,
+                        uid=handle.uid,
+                    )
             finally:
                 os.close(tree_fd)
     finally:
@@ -118,6 +124,37 @@ async def prepare_mounts(
             left = await trio.to_thread.run_sync(trees.remove, scratch)
     if left:
         raise ProviderFailed(f"scratch files of workspace `{handle.id}` remain: {left[0]}")
+
+
+@contextmanager
+def _open_home_guards(home: Path, paths: Sequence[str], uid: int) -> Iterator[Sequence[Guard]]:
+    """Open the guards of paths in a home, whose missing parents are made. Raises ``ProviderFailed``, and as
+    ``open_guards`` does."""
+    if not paths:
+        yield ()
+        return
+    with open_directory(home) as top:
+        for path in paths:
+            try:
+                _make_parents(top, path.rstrip("/").split("/")[:-1], uid)
+            except OSError as error:
+                raise ProviderFailed(f"`{IN_HOME}{path}` cannot be shown: {error.strerror}") from error
+        with open_guards(top, paths) as guards:
+            yield guards
+
+
+def _make_parents(top: int, names: Sequence[str], uid: int) -> None:
+    at = os.dup(top)
+    try:
+        for name in names:
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=at)
+            below = os.open(name, DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = below
+            trees.chown(at, uid)
+    finally:
+        os.close(at)
 
 
 def _prepare(handle: Handle, scratch: Path) -> None:

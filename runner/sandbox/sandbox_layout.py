@@ -10,7 +10,7 @@ from typing import Protocol
 from runner.core.errors import ProviderFailed
 from runner.core.home import WORKSPACES
 from runner.core.model import Handle
-from runner.ports.provider import PATH, Paths, SandboxSpec
+from runner.ports.provider import IN_HOME, PATH, Paths, SandboxSpec
 from runner.sandbox.mounts import MountSource
 from runner.sandbox.prepared_mounts import PreparedMounts
 from runner.sandbox.protected_paths import Guard, Kind
@@ -73,9 +73,12 @@ def mount_all(
         _mount_project(table, handle, prepared, prepared.project)
     table.show(prepared.tree, workspace, writable=True)
     for guard in guards:
-        place, writable = _source_of(guard, handle, spec, prepared)
+        place, writable = _source_of(guard, guard.path, handle, spec, prepared)
         table.show(place, f"{workspace}/{guard.path}", writable=writable)
     table.show(prepared.home, PATHS.home, writable=True)
+    for guard in prepared.home_guards:
+        place, writable = _source_of(guard, f"{IN_HOME}{guard.path}", handle, spec, prepared)
+        table.show(place, f"{PATHS.home}/{guard.path}", writable=writable)
     table.show(prepared.output, PATHS.output, writable=True)
     table.show(prepared.runner, PATHS.runner)
     for name in _SYSTEM_FILES:
@@ -86,16 +89,19 @@ def mount_all(
         table.show(prepared.add(mount.source), mount.target, writable=mount.writable)
 
 
-def _source_of(guard: Guard, handle: Handle, spec: SandboxSpec, prepared: PreparedMounts) -> tuple[MountSource, bool]:
-    """Return the source of a guard's mount, and whether it is writable.
+def _source_of(
+    guard: Guard, target: str, handle: Handle, spec: SandboxSpec, prepared: PreparedMounts
+) -> tuple[MountSource, bool]:
+    """Return the source of the mount of a guard for ``target``, and whether it is writable.
 
     Tools keep caches beside the packages of a dependency, so writes to it go to a layer. Raises ``ProviderFailed`` for
     a dependency that would hide something of the tree.
     """
-    dependency = next((mount.source for mount in spec.dependencies if mount.target == guard.path), None)
+    dependency = next((mount.source for mount in spec.dependencies if mount.target == target), None)
     if dependency is not None:
         if guard.kind is not Kind.MISSING_DIRECTORY:
-            raise ProviderFailed(f"`{guard.path}` is in the tree already", hint="remove it from dependencies")
+            where = "home" if target.startswith(IN_HOME) else "tree"
+            raise ProviderFailed(f"`{target}` is in the {where} already", hint="remove it from dependencies")
         return prepared.add_overlay(dependency), True
     empty = EMPTY.get(guard.kind)
     place = prepared.add(handle.private / "system" / empty) if empty else prepared.stage.add(os.dup(guard.source))

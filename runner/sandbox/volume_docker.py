@@ -58,6 +58,7 @@ _COVER_BYTES = 1 << 16  # of a tmpfs over a volume that the image declares
 _NO_DISK = "the daemon keeps the files, and docker limits no volume"
 _CHECKED = "commands write to a volume of the daemon, of which it mounts no part read-only"
 _NOT_WARM = "the connection to a container's guest goes through the daemon, and cannot be handed over"
+_NOT_MADE = "what commands install is kept on this host, and this daemon mounts nothing of it"
 _ALONE = "workspaces that share a project need its directory, and this daemon mounts nothing of this host"
 
 
@@ -92,6 +93,7 @@ class VolumeDocker(DaemonImages):
             Feature.PROTECTED_PATHS: _CHECKED,
             Feature.SHARED_PROJECT: _ALONE,
             Feature.WARM_POOL: _NOT_WARM,
+            Feature.DEPENDENCY_COMMANDS: _NOT_MADE,
         }
         versions: dict[str, str] = {}
         reason = hint = None

@@ -107,7 +107,18 @@ def demands_of(selected: Selected, settings: Settings, networks: Mapping[str, Ne
             project.place("protected_paths") if project else types.place("workspace", "protected_paths"),
         ),
         ("toolchains", Feature.TOOLCHAINS, workspace.toolchains, types.place("workspace", "toolchains")),
-        ("dependencies", Feature.DEPENDENCIES, workspace.dependencies, types.place("workspace", "dependencies")),
+        (
+            "dependencies",
+            Feature.DEPENDENCIES,
+            [one if isinstance(one, str) else ", ".join(one.keep) for one in workspace.dependencies],
+            types.place("workspace", "dependencies"),
+        ),
+        (
+            "commands that make dependencies",
+            Feature.DEPENDENCY_COMMANDS,
+            [", ".join(one.keep) for one in workspace.dependencies if not isinstance(one, str)],
+            types.place("workspace", "dependencies"),
+        ),
         (
             "base image",
             Feature.BASE_IMAGE,

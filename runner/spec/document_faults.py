@@ -91,13 +91,13 @@ def document_faults(document: Document) -> list[RunnerError]:
         BadValue(f"`{text[:60]}` {complaint}", at=document.place(*keys, position))
         for keys, texts, check in _checked(document.spec)
         for position, text in enumerate(texts)
-        if (complaint := check(text))
+        if isinstance(text, str) and (complaint := check(text))
     ]
     malformed = (template.check(text, at=document.place(*keys)) for keys, text in _templated(document.spec))
     return found + [error for error in malformed if error]
 
 
-Checked = tuple[tuple[str, ...], Sequence[str], Callable[[str], str | None]]
+Checked = tuple[tuple[str | int, ...], Sequence[object], Callable[[str], str | None]]
 
 
 def _checked(spec: BaseModel) -> Iterator[Checked]:
@@ -107,6 +107,10 @@ def _checked(spec: BaseModel) -> Iterator[Checked]:
             yield ("workspace", "protected_paths"), spec.workspace.protected_paths, check_protected
             yield ("workspace", "toolchains"), spec.workspace.toolchains, check_toolchain
             yield ("workspace", "dependencies"), spec.workspace.dependencies, check_protected
+            for position, one in enumerate(spec.workspace.dependencies):
+                if not isinstance(one, str):
+                    keep = [path.removeprefix("~/") for path in one.keep]
+                    yield ("workspace", "dependencies", position, "keep"), keep, check_protected
         case ProjectSpec():
             yield ("protected_paths",), spec.protected_paths, check_protected
         case PolicyKindSpec():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ from runner.spec.checkout import (
     uses_keys,
 )
 from runner.spec.cluster import WantedCluster, untrusted_cluster, wanted_cluster
+from runner.spec.model import Command, DependencySpec
 from runner.spec.secrets import untrusted_secrets
 from runner.spec.select import Selected, project_root, repository_root
 
@@ -40,6 +42,8 @@ class FactsRequest(Struct, frozen=True, kw_only=True):
     project: Path | None  # the root of the run's project, where an AGENTS.md may be
     toolchains: tuple[str, ...]
     dependencies: tuple[str, ...]
+    dependency_commands: tuple[DependencySpec, ...]
+    untrusted: bool
     base_image: str | None
     pull: Pull  # when the registry is asked for it
     skills: tuple[str, ...]
@@ -76,7 +80,9 @@ def facts_request(
         incident=_incident_directory(selected, incident, findings) if incident is not None else None,
         project=project_root(selected, selected.project) if selected.project else None,
         toolchains=tuple(agent.workspace.toolchains),
-        dependencies=tuple(agent.workspace.dependencies),
+        dependencies=tuple(one for one in agent.workspace.dependencies if isinstance(one, str)),
+        dependency_commands=tuple(_dependency_commands(selected)),
+        untrusted=untrusted,
         base_image=image.ref if image is not None else None,
         pull="never" if image is None or untrusted else image.pull,  # credentials for registries are the user's
         skills=tuple(agent.skills),
@@ -86,6 +92,18 @@ def facts_request(
         cluster=wanted_cluster(selected, settings),
     )
     return request, findings
+
+
+def _dependency_commands(selected: Selected) -> Iterator[DependencySpec]:
+    for one in selected.agent.workspace.dependencies:
+        if not isinstance(one, str):
+            keep = tuple(path.rstrip("/") for path in one.keep)
+            yield DependencySpec(argv_of(one.run), tuple(one.from_), keep)
+
+
+def argv_of(command: str | Sequence[str]) -> Command:
+    """Return the argv of a command of a manifest."""
+    return ("sh", "-c", command) if isinstance(command, str) else tuple(command)
 
 
 def source_place(selected: Selected) -> Place:

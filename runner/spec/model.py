@@ -19,6 +19,7 @@ from runner.spec.checkout import TaskContext
 if TYPE_CHECKING:
     from runner.ports.provider import Probe
 
+MAX_LOCK_FILE = 32 << 20  # bytes of a file that dependencies are made from
 AGENTS_FILE = "AGENTS.md"  # at the root of a project: what it tells every agent
 
 Command = tuple[str, ...]  # an argv; a string in a manifest became ("sh", "-c", string)
@@ -76,6 +77,17 @@ class Lent(Struct, frozen=True):
     dependencies: tuple[Mount, ...] = ()
 
 
+class DependencySpec(Struct, frozen=True):
+    """A command that installs dependencies: it sees ``files`` of the repository only, and fills ``keep``.
+
+    Paths of ``keep`` are relative to the tree or, after ``~/``, to the home.
+    """
+
+    argv: Command
+    files: tuple[str, ...]
+    keep: tuple[str, ...]
+
+
 class ClusterFact(Struct, frozen=True, kw_only=True):
     """The cluster that a kubeconfig leads to. ``exposed`` says who else can read the file; it is not planned.
 
@@ -122,7 +134,8 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     """Facts of one run; names of files are those shown to people.
 
     ``policy`` is the one of its repository, ``image`` what pins its image, ``agents_file`` the ``AGENTS.md`` of its
-    project. ``incident`` is the incident's document for templates, and ``incident_files`` are ``None`` without one;
+    project. ``lock_files`` are the files that dependencies are made from, by path, with the hash of each.
+    ``incident`` is the incident's document for templates, and ``incident_files`` are ``None`` without one;
     ``left_out`` says which of its files no agent sees. ``skills`` are files by their paths below the skill's name.
     Resolving reports what is ``missing`` at its place, and with any of it there is no plan.
     """
@@ -133,6 +146,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     cluster: ClusterFact | None = None
     cli: CliVersion | None = None
     lent: Lent | None = None
+    lock_files: Mapping[str, str] = {}
     script: ContextFile | None = None
     agents_file: ContextFile | None = None
     skills: Mapping[str, ContextFile] = {}
@@ -162,6 +176,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
             "commit": self.commit,
             "policy": sha256(self.policy.content).hexdigest() if self.policy is not None else None,
             "image": self.image,
+            "lock_files": self.lock_files,
             "cluster": self.cluster.pinned() if self.cluster is not None else None,
             "files": {
                 kind: {name: {"sha256": file.sha256, "size": file.size} for name, file in files.items()}
@@ -355,6 +370,8 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     unprotected: tuple[str, ...]
     protected: Mapping[str, str]
     lent: Lent
+    dependencies: tuple[DependencySpec, ...]
+    untrusted: bool
     post_hooks: tuple[Command, ...]
     policies: tuple[PolicySpec, ...]
     verify: VerifySpec | None

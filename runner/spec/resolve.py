@@ -19,10 +19,9 @@ from runner.spec.checkout import TaskContext
 from runner.spec.cluster import cluster_faults, cluster_of
 from runner.spec.demands import demands_of, limits_of, protected_paths_of, warm_of
 from runner.spec.document_faults import document_faults, missing_faults, template_faults
-from runner.spec.facts_request import FactsRequest, facts_request
+from runner.spec.facts_request import FactsRequest, argv_of, facts_request
 from runner.spec.incident import incident_advice
 from runner.spec.model import (
-    Command,
     CommandCheck,
     CommitFact,
     Facts,
@@ -100,7 +99,7 @@ def resolve(
         demands=demands,
         networks=networks,
         best_effort=workspace.resource_limits.enforcement == "best_effort",
-        setup=tuple(_argv(c) for c in workspace.setup_commands),
+        setup=tuple(argv_of(c) for c in workspace.setup_commands),
         setup_timeout_seconds=workspace.setup.timeout,
         setup_may_fail=workspace.setup.on_failure == "warn",
         project=selected.project.name if selected.project else DEFAULT_PROJECT,
@@ -108,7 +107,9 @@ def resolve(
         unprotected=_unprotected(selected),
         protected=protected_paths_of(selected),
         lent=lent,
-        post_hooks=tuple(_argv(c) for c in (*agent.post_hooks, *run.post_hooks)),
+        dependencies=needs.dependency_commands,
+        untrusted=untrusted,
+        post_hooks=tuple(argv_of(c) for c in (*agent.post_hooks, *run.post_hooks)),
         policies=policies,
         verify=_verify(run),
         message=run.snapshot.message if run.snapshot and run.snapshot.message else DEFAULT_MESSAGE,
@@ -202,16 +203,18 @@ def _sharing(selected: Selected) -> Iterator[RunnerError]:
 
 
 def _without_a_source(selected: Selected) -> Iterator[RunnerError]:
-    """Dependencies that are of no repository on this machine."""
+    """List dependencies that are of no repository, and directories of one that is not on this machine."""
     workspace = selected.agent.workspace
-    if workspace.dependencies and not (workspace.checkout_on_start and workspace.repo_source.type == "local"):
-        message = "dependencies are directories of a repository on this machine, and none is the source"
-        at = selected.agent_type.place("workspace", "dependencies")
-        yield Unenforceable(message, at=at, hint="write repo_source: {type: local, path: ..}")
-
-
-def _argv(command: str | Sequence[str]) -> Command:
-    return ("sh", "-c", command) if isinstance(command, str) else tuple(command)
+    here = workspace.checkout_on_start and workspace.repo_source.type == "local"
+    has_none = not workspace.checkout_on_start or workspace.repo_source.type == "none"
+    for position, one in enumerate(workspace.dependencies):
+        at = selected.agent_type.place("workspace", "dependencies", position)
+        if isinstance(one, str) and not here:
+            message = "dependencies are directories of a repository on this machine, and none is the source"
+            yield Unenforceable(message, at=at, hint="write repo_source: {type: local, path: ..}")
+        elif not isinstance(one, str) and has_none:
+            message = "dependencies are made from files of a repository, and none is the source"
+            yield Unenforceable(message, at=at, hint="write a repo_source, or use setup_commands")
 
 
 def _pinned(checkout: Checkout | None, fact: CommitFact | None) -> tuple[Checkout | None, str]:
@@ -261,11 +264,11 @@ def _verify(run: IncidentRunSpec) -> VerifySpec | None:
         return None
     report = verify.report
     return VerifySpec(
-        setup=tuple(_argv(c) for c in verify.setup or ()),
+        setup=tuple(argv_of(c) for c in verify.setup or ()),
         required=tuple(verify.files.required if verify.files else ()),
         forbidden=tuple(verify.files.forbidden if verify.files else ()),
         report=ReportCheck(report.path, report.min_bytes, tuple(report.sections)) if report else None,
-        commands=tuple(CommandCheck(_argv(c.run), c.timeout, c.exit or 0) for c in verify.commands or ()),
+        commands=tuple(CommandCheck(argv_of(c.run), c.timeout, c.exit or 0) for c in verify.commands or ()),
     )
 
 
@@ -274,6 +277,7 @@ def _origins(selected: Selected, own: OwnPolicy | None) -> dict[str, str]:
     origins = {
         "provision": types.origin("workspace", "providers"),
         "clone": types.origin("workspace", "repo_source"),
+        "dependencies": types.origin("workspace", "dependencies"),
         "setup": types.origin("workspace", "setup_commands"),
         "agent": types.origin("agent"),
         "model": run.origin("matrix", "model", selected.model[1]) if selected.model else types.origin("model"),

@@ -69,7 +69,8 @@ def _lines(collection: Collection) -> Iterator[str]:
         if kept.left is not None:
             yield f"LEFT BEHIND  {kept.kind} {kept.path}: {kept.left}"
         elif kept.verdict.goes:
-            over = ", over RUNNER_MIRROR_LIMIT" if kept.verdict is GcVerdict.OVER_LIMIT else ""
+            setting = "RUNNER_MIRROR_LIMIT" if kept.kind == "mirror" else "RUNNER_DEPENDENCIES_LIMIT"
+            over = f", over {setting}" if kept.verdict is GcVerdict.OVER_LIMIT else ""
             yield f"{removed}  {kept.kind} {kept.path}  {age}, {size(kept.bytes)}{over}"
         else:
             yield f"left alone  {kept.kind} {kept.path}  {age}, {kept.verdict.value}"

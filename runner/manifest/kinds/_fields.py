@@ -104,6 +104,11 @@ def _relative_path(text: str) -> str:
     return text
 
 
+def _kept_path(text: str) -> str:
+    _relative_path(text.removeprefix("~/"))
+    return text
+
+
 def _absolute_path(text: str) -> str:
     if not text.startswith("/") or "\0" in text:
         raise ValueError("an absolute path such as `/opt/node`")
@@ -240,10 +245,11 @@ Command = Annotated[
         }
     ),
 ]
+_RELATIVE = r"^(?!/)(?!(.*/)?\.\.?(/|$))[^\\\0]+$"
 RelativePath = Annotated[
     str,
     AfterValidator(_relative_path),
-    Field(json_schema_extra={"pattern": r"^(?!/)(?!(.*/)?\.\.?(/|$))[^\\\0]+$"}),
+    Field(json_schema_extra={"pattern": _RELATIVE}),
 ]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path), Field(json_schema_extra={"pattern": "^/[^\0]*$"})]
 Toolchain = Annotated[
@@ -251,6 +257,11 @@ Toolchain = Annotated[
 ]
 RelativePaths = Annotated[
     list[RelativePath], AfterValidator(no_repeats), Field(json_schema_extra={"uniqueItems": True})
+]
+KeptPath = Annotated[
+    str,
+    AfterValidator(_kept_path),
+    Field(json_schema_extra={"pattern": f"^(?!~/(/|$))(~/)?{_RELATIVE[1:]}"}),
 ]
 Distinct = Annotated[
     list[Text], AfterValidator(no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})

@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     AfterValidator,
     ConfigDict,
+    Discriminator,
     Field,
     GetJsonSchemaHandler,
+    Tag,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
@@ -20,6 +22,7 @@ from pydantic_core import CoreSchema, PydanticKnownError
 from runner.core import plugins
 from runner.core.errors import nearest
 from runner.manifest.kinds._fields import (
+    FORM,
     IMAGE_SCHEMA,
     Body,
     Command,
@@ -32,6 +35,7 @@ from runner.manifest.kinds._fields import (
     Faults,
     ImageName,
     Isolation,
+    KeptPath,
     Memory,
     ModelName,
     RelativePath,
@@ -132,6 +136,7 @@ class Timeouts(Shape):
     pull: Duration = Field(description="Time limit of pulling the image, which `provision` gets in addition.")
     provision: Duration = Field(description="Time limit of making the workspace.")
     clone: Duration = Field(description="Time limit of the clone.")
+    dependencies: Duration = Field(description="All commands that install dependencies together.")
     setup: Duration = Field(description="All setup commands together.")
     preload: Duration = Field(description="Time limit of the preload.")
     agent: Duration = Field(description="Time limit of the agent.")
@@ -242,6 +247,47 @@ class _NameOrBlock:
         return {"anyOf": [{"type": "string", **IMAGE_SCHEMA}, handler(core)]}
 
 
+class DependencyCommand(Shape):
+    """A command that installs dependencies, which are kept for the next runs.
+
+    It runs before setup, in a workspace that has nothing but the files it is made from.
+    """
+
+    run: Command = Field(description="The command, with the network of `dependencies`; it gets no secret.")
+    from_: Annotated[RelativePaths, Field(min_length=1)] = Field(
+        alias="from", description="Files of the repository that it reads, such as a lock file; it sees no others."
+    )
+    keep: Annotated[list[KeptPath], AfterValidator(no_repeats)] = Field(
+        min_length=1,
+        json_schema_extra={"uniqueItems": True},
+        description="Directories that it fills, which git ignores, or below `~/`. Runs that would make the same again"
+        " get them as they are; writes to them are thrown away.",
+    )
+
+
+_PATH, _COMMAND = FORM + "path", FORM + "command"
+Dependency = Annotated[
+    Annotated[RelativePath, Tag(_PATH)] | Annotated[DependencyCommand, Tag(_COMMAND)],
+    Discriminator(lambda value: _COMMAND if isinstance(value, Mapping | Shape) else _PATH),
+]
+
+
+def _distinct_places(dependencies: list[str | DependencyCommand]) -> list[str | DependencyCommand]:
+    """Refuse directories that are the same as another, or lie in it."""
+    known: list[str] = []
+    faults: list[Fault] = []
+    for position, one in enumerate(dependencies):
+        for index, path in enumerate([one] if isinstance(one, str) else one.keep):
+            keys = (position,) if isinstance(one, str) else (position, "keep", index)
+            name = path.rstrip("/")
+            if any(f"{name}/".startswith(f"{other}/") or f"{other}/".startswith(f"{name}/") for other in known):
+                faults.append(Fault(keys, f"`{path}` is in this list already, or overlaps with what is", "remove it"))
+            known.append(name)
+    if faults:
+        raise Faults(*faults)
+    return dependencies
+
+
 class WarmPool(Shape):
     """Workspaces that run before a run needs them."""
 
@@ -279,9 +325,11 @@ class Workspace(Shape):
         description="Host directories that the workspace sees read-only, with programs in their `bin`. A name means a"
         " program on your own `PATH`, with everything that it links to."
     )
-    dependencies: RelativePaths = Field(
-        description="Git-ignored directories of the repository on this host, such as `.venv` or `node_modules`. Each"
-        " workspace and clean checkout sees them at the same path; writes to them are thrown away."
+    dependencies: Annotated[list[Dependency], AfterValidator(_distinct_places)] = Field(
+        json_schema_extra={"uniqueItems": True},
+        description="Git-ignored directories of the repository on this host, such as `.venv` or `node_modules`, or"
+        " commands that install them. Each workspace and clean checkout sees them at the same path; writes to them are"
+        " thrown away.",
     )
     warm_pool: WarmPool | None = Field(
         None, description="Workspaces that are kept running; default: the server's, for its own providers."

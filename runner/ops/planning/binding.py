@@ -22,6 +22,7 @@ from runner.spec.facts_request import FactsRequest
 from runner.spec.model import ClusterSpec, ContextFile, Lent, RunFacts
 from runner.steps.agent.plan import AgentBody
 from runner.steps.clone.plan import CloneBody
+from runner.steps.dependencies.plan import DependenciesBody
 from runner.steps.provision.plan import ProvisionBody
 from runner.steps.save.plan import SaveBody
 
@@ -112,6 +113,9 @@ class _Host(Struct, frozen=True, kw_only=True):
                 sound = sound and is_branch(value.branch)
             case AgentBody() | SaveBody():
                 sound = value.member in ("", self.run) and value.incident == wanted.incident
+            case DependenciesBody():
+                sound = value.commands == wanted.dependency_commands and value.untrusted == wanted.untrusted
+                sound = sound and value.files == found.lock_files
             case MountPlan():
                 sound = {*value.toolchains} <= {*self.lent.toolchains} and {*value.skills} <= {*wanted.skills}
                 sound = sound and value.environment.items() <= self.lent.environment.items()

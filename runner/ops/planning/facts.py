@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,7 @@ from runner.spec.select import BYTES
 from runner.triage.incident import FILE as INCIDENT_FILE
 
 if TYPE_CHECKING:
+    from runner.plan.model import RunPlan
     from runner.ports.git import Git
     from runner.ports.provider import Images, Probe, Provider
 
@@ -123,6 +124,7 @@ class _Look(Struct, kw_only=True):
         """Add the facts of a run to those of its files."""
         known = self.pinned.of(want.run) if self.pinned is not None else RunFacts()
         image, commit, policy, cluster, cli, lent = None, None, None, None, None, None
+        lock_files: Mapping[str, str] = {}
         missing = [*beside.missing]
         if want.base_image is not None:
             with _noting(missing, Wanted.IMAGE):
@@ -133,6 +135,11 @@ class _Look(Struct, kw_only=True):
                 if key not in self.checkouts:
                     self.checkouts[key] = await _looked_at(want.checkout, self.git, known.commit)
                 commit, policy = self.checkouts[key]
+        if commit is not None and want.dependency_commands:
+            from runner.ops.planning.lock_files import hash_lock_files  # which most runs do without
+
+            with _noting(missing, Wanted.DEPENDENCIES):
+                lock_files = await hash_lock_files(want, commit.commit, self.git)
         if want.cluster is not None:
             with _noting(missing, Wanted.CLUSTER):
                 cluster = _cluster(want.cluster, want.incident, self.settings)
@@ -152,6 +159,7 @@ class _Look(Struct, kw_only=True):
             cluster=cluster,
             cli=cli,
             lent=lent,
+            lock_files=lock_files,
             missing=tuple(missing),
         )
 
@@ -296,6 +304,15 @@ async def _lent(want: FactsRequest, settings: Settings, missing: list[Missing]) 
     return found
 
 
+def with_kept_layers(runs: Iterable[RunPlan], facts: Facts, settings: Settings) -> Iterator[RunPlan]:
+    """Yield runs that say which of their dependencies are kept on this host."""
+    from runner.steps.dependencies.layers import tell_kept
+
+    for run in runs:
+        name = first_available(run.providers, facts)
+        yield run if name is None else tell_kept(run, settings.home, needs_image=facts.probes[name].needs_image)
+
+
 def cli_label(program: str) -> str:
     """Return the image label for the version of a CLI, as ``runner image build`` writes it."""
     return f"{_LABEL}{program}"
@@ -334,16 +351,16 @@ async def _looked_at(checkout: Checkout, git: Git, known: CommitFact | None) -> 
 
 async def policy_file(checkout: Checkout, git: Git, commit: str) -> PolicyFile | None:
     """Read the policy in a commit; changes in the work tree do not count."""
-    if checkout.url is not None:
-        content = await git.read_url(
-            checkout.url, commit, repository.FILE, depth=checkout.depth, limit=repository.FILE_BYTES
-        )
-    else:
-        assert checkout.path is not None
-        content = await git.read_file(
-            checkout.path, commit, repository.FILE, limit=repository.FILE_BYTES, within=checkout.within
-        )
+    content = await read_file_of(checkout, git, commit, repository.FILE, repository.FILE_BYTES)
     return None if content is None else PolicyFile(commit, content)
+
+
+async def read_file_of(checkout: Checkout, git: Git, commit: str, name: str, limit: int) -> bytes | None:
+    """Read a file of a commit; ``None`` if it has no such path. Raises what git raises."""
+    if checkout.url is not None:
+        return await git.read_url(checkout.url, commit, name, depth=checkout.depth, limit=limit)
+    assert checkout.path is not None
+    return await git.read_file(checkout.path, commit, name, limit=limit, within=checkout.within)
 
 
 async def _commit_of_url(checkout: Checkout, git: Git, known: CommitFact | None) -> CommitFact:

@@ -12,6 +12,7 @@ from runner.core.errors import BadValue, ToolchainMissing
 from runner.core.model import Checkout, Mount
 from runner.git import source
 from runner.ops.planning.toolchains import directories_of, find_toolchain
+from runner.ports.provider import IN_HOME
 from runner.spec.model import Lent
 
 
@@ -56,13 +57,19 @@ def lend_dependencies(dependencies: Sequence[str], checkout: Checkout, lent: Len
                 else "name the real path: links do not count"
             )
             raise BadValue(f"`{name}` is not a directory of `{place.top}`", hint=hint)
-        if why := source.why_not_ignored(place, name):
-            hint = "name directories that git ignores, such as .venv or node_modules"
-            raise BadValue(f"`{name}` {why}", hint=hint)
+        require_ignored(place, [name])
         mounts.append(Mount(Path(os.path.realpath(path)), name))
         linked += interpreter_of(path)
     toolchains = (*linked, *(path for path in lent.toolchains if path not in linked))
     return replace(lent, toolchains=toolchains, dependencies=tuple(mounts))
+
+
+def require_ignored(place: source.LocalRepository, names: Sequence[str]) -> None:
+    """Raise ``BadValue`` for a directory of a work tree that git tracks or would take for work."""
+    for name in names:
+        if not name.startswith(IN_HOME) and (why := source.why_not_ignored(place, name)):
+            hint = "name directories that git ignores, such as .venv or node_modules"
+            raise BadValue(f"`{name}` {why}", hint=hint)
 
 
 def interpreter_of(folder: Path) -> tuple[str, ...]:

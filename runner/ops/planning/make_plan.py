@@ -17,7 +17,7 @@ from runner.git import open_git
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.incident_run import Task
 from runner.manifest.load import DEFAULTS, Document, defaults, load
-from runner.ops.planning.facts import gather
+from runner.ops.planning.facts import gather, with_kept_layers
 from runner.ops.planning.model_faults import model_faults
 from runner.ops.planning.stored_projects import recorded_projects
 from runner.plan.model import Plan
@@ -122,7 +122,8 @@ async def draft_plan(
     plan, complaints = compile_plan(specs, facts, documents=decided_by(request, documented), settings=deciding)
     findings += complaints
     _reject(findings)
-    plan = replace(plan, max_cost_usd=request.max_cost)
+    runs = plan.runs if request.offline else tuple(with_kept_layers(plan.runs, facts, settings))
+    plan = replace(plan, max_cost_usd=request.max_cost, runs=runs)
     given = {spec.name: spec.secrets for spec in specs if spec.secrets}
     warnings, missing = ([f for f in distinct(findings) if (f.severity == "error") is wrong] for wrong in (False, True))
     return PlanResult(

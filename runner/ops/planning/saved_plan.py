@@ -20,7 +20,7 @@ from runner.core.settings import Settings
 from runner.git import open_git
 from runner.manifest.load import Document, load
 from runner.ops.planning.binding import Foreign, bind
-from runner.ops.planning.facts import gather
+from runner.ops.planning.facts import gather, with_kept_layers
 from runner.ops.planning.make_plan import PlanResult, deciding_settings
 from runner.ops.planning.plan_file import SavedPlan, Warned, not_compiled, read_saved
 from runner.ops.planning.staleness import Now, require_fresh
@@ -49,7 +49,7 @@ async def load_plan(file: Path, settings: Settings) -> PlanResult:
     except (Foreign, KeyError) as error:
         raise not_compiled(file, str(error)) from error
     return PlanResult(
-        plan=Plan(saved.digest, runs, max_cost_usd=saved.max_cost_usd),
+        plan=Plan(saved.digest, tuple(with_kept_layers(runs, facts, settings)), max_cost_usd=saved.max_cost_usd),
         facts=facts,
         path=site.manifests,
         warnings=tuple(_warnings(saved.warnings)),

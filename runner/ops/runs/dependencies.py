@@ -11,12 +11,13 @@ from msgspec.structs import asdict
 
 from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
+from runner.core.home import LAYERS
 from runner.core.model import Fence
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
 from runner.engine.run import Append, Uncopied
 from runner.events import events as ev
-from runner.git import open_git
+from runner.git import mirror, open_git
 from runner.lifecycle.workspace import check_limit
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.refusals import outside_of
@@ -57,6 +58,7 @@ def dependencies_of(
         chance=random.random,
         warm=partial(warm, settings.home),
         room=room,
+        evict_layers=partial(mirror.evict, settings.home / LAYERS, settings.dependencies_limit),
         redact=redact,
     )
 

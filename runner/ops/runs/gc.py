@@ -17,7 +17,7 @@ from msgspec import Struct
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
-from runner.core.home import MIRRORS, SANDBOXES, run_directory
+from runner.core.home import LAYERS, MIRRORS, SANDBOXES, run_directory
 from runner.core.model import Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -127,12 +127,13 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
 
 
 def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: int) -> list[StoredItem]:
-    """List everything that runs and mirrors keep; the directory of a run follows its other items.
+    """List everything that is kept; the directory of a run follows its other items.
 
     ``now`` is the store's, which dated the ends of runs; this host dated its files.
     """
     home, known = settings.home, {row.id: row for row in rows}
     over = mirror.over_limit(home / MIRRORS, settings.mirror_limit)
+    over += mirror.over_limit(home / LAYERS, settings.dependencies_limit)
 
     def kept(kind: str, path: Path, run: str | None, touched: float) -> StoredItem:
         row = known.get(run) if run is not None else None
@@ -161,7 +162,9 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
     found += [kept("run", p, p.name, _touched([p])) for p in sorted(home.glob("runs/*")) if p.is_dir()]
     found += [kept("manifest", p, None, _touched([p])) for p in sorted(home.glob("triage/*.runner.yaml"))]
     mirrors = [p for p in sorted(home.glob("mirrors/*")) if p.is_dir()]
-    return found + [kept("mirror", p, None, mirror.last_used(p)) for p in mirrors]
+    found += [kept("mirror", p, None, mirror.last_used(p)) for p in mirrors]
+    layers = [p for p in sorted(home.glob(f"{LAYERS}/*")) if p.is_dir()]
+    return found + [kept(LAYERS, p, None, mirror.last_used(p)) for p in layers]
 
 
 def _signs(home: Path, handle: Handle) -> list[Path]:
@@ -211,8 +214,8 @@ def _failing(kept: StoredItem, left: str) -> StoredItem:
 
 
 def _lock(kept: StoredItem, home: Path) -> int | None:
-    """Take the lock of the item's users: for a mirror the file beside it, else the run's directory."""
-    if kept.kind != "mirror":
+    """Take the lock of the item's users: for mirrors and dependencies the file beside it, else the run's directory."""
+    if kept.kind not in ("mirror", LAYERS):
         directory = run_directory(home, str(kept.run))
         return try_lock(directory) if directory.is_dir() else os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     return mirror.try_lock(kept.path)

@@ -112,7 +112,7 @@ async def _check_tree(body: VerifyBody, run: RunContext, results: Results) -> No
         await trio.to_thread.run_sync(trees.chown_tree, paths.checkout, handle.uid)
     check_files(body.verify, entries, results)
     spec = replace(
-        body.mount_plan.sandbox_spec,
+        run.with_layers(body.mount_plan),
         tree=Mount(paths.checkout, "/workspace"),
         tree_writable=False,
         fresh_home=True,

@@ -10,8 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from runner.core.errors import CleanUpIncomplete, ProtectedLink, ProviderFailed, WorkspaceLost
-from runner.core.model import Mount
+from runner.core.model import Feature, Mount
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
+from runner.safefs.sealed_trees import open_to_all
+from runner.safefs.trees import can_chown, chown
 from runner.testing.place import Place, listing, shell
 
 ATTEMPTS = [
@@ -174,6 +176,35 @@ async def test_a_dependency_is_in_the_tree_and_what_is_written_there_is_thrown_a
     assert [path.name for path in installed.iterdir()] == ["left-pad"]
     assert not (place.handle.tree / "vendor").exists()
     assert not (clean / "vendor").exists()
+
+
+async def test_dependencies_are_made_and_then_given_in_tree_and_home(place: Place) -> None:
+    """In directories that are shown instead of both, for commands of another workspace."""
+    assert place.probe.enforces(Feature.DEPENDENCY_COMMANDS)
+    made = place.home / "made"
+    for name in ("tree", "home"):
+        (made / name).mkdir(parents=True)
+        if place.candidate.own_users and can_chown():
+            chown(made / name, place.handle.uid)
+    async with place.open(SandboxSpec(tree=Mount(made / "tree", "/workspace", True), home=made / "home")) as workspace:
+        await shell(workspace, "mkdir lib; echo tree > lib/x; mkdir -p ~/go/pkg; echo home > ~/go/pkg/x")
+    open_to_all(made)
+    given = (Mount(made / "tree" / "lib", "lib"), Mount(made / "home" / "go" / "pkg", "~/go/pkg"))
+    script = "cat lib/x ~/go/pkg/x; echo more > lib/x; touch lib/y ~/go/pkg/y; mv ~/go ~/other 2>/dev/null; ls ~/go"
+    for spec in (SandboxSpec(dependencies=given), SandboxSpec(dependencies=given, fresh_home=True)):
+        async with place.open(spec) as workspace:
+            assert await shell(workspace, script) == "tree\nhome\npkg\n"
+    async with place.open() as workspace:
+        assert await shell(workspace, "ls; ls ~/go") == ""
+    assert [path.name for path in sorted(made.rglob("*"))] == ["home", "go", "pkg", "x", "tree", "lib", "x"]
+
+
+async def test_a_home_that_is_a_link_takes_no_dependency(place: Place, tmp_path: Path) -> None:
+    async with place.open() as workspace:
+        await shell(workspace, "ln -s /etc ~/go")
+    with pytest.raises(ProviderFailed, match="`~/go/pkg/` cannot be shown: Not a directory"):
+        async with place.open(SandboxSpec(dependencies=(Mount(tmp_path, "~/go/pkg"),))):
+            pass
 
 
 async def test_a_dependency_never_hides_what_the_tree_has(place: Place, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tup
 
 FIELDS = [(kind, ".".join(path)) for kind, spec in kinds().items() for path in leaves(spec)]
 
+INSTALL = {"run": "npm ci", "from": ["README"], "keep": ["node_modules"]}
 BASE: dict[str, dict[str, Any]] = {
     "AgentType": {
         "agent": "script",
@@ -49,6 +50,7 @@ BASE: dict[str, dict[str, Any]] = {
             "enabled": True,
             "providers": ["local"],
             "repo_source": {"type": "local", "path": "repo"},
+            "dependencies": [INSTALL],
             "setup_commands": ["true"],
             "setup": {"on_failure": "fail"},
         },
@@ -134,6 +136,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
         for step in (
             "provision",
             "clone",
+            "dependencies",
             "setup",
             "preload",
             "agent",
@@ -167,7 +170,14 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("AgentType", "workspace.setup.on_failure"): (("workspace", "setup", "on_failure"), "warn"),
     ("AgentType", "workspace.protected_paths"): (("workspace", "protected_paths"), ["README"]),
     ("AgentType", "workspace.toolchains"): (("workspace", "toolchains"), ["/usr"]),
-    ("AgentType", "workspace.dependencies"): (("workspace", "dependencies"), ["node_modules"]),
+    **{
+        ("AgentType", f"workspace.dependencies.{field}"): (("workspace", "dependencies"), [{**INSTALL, **changed}])
+        for field, changed in (
+            ("run", {"run": "npm i"}),
+            ("from", {"from": ["README", ".gitignore"]}),
+            ("keep", {"keep": ["node_modules", "~/.npm"]}),
+        )
+    },
     ("AgentType", "workspace.base_image.ref"): (("workspace", "base_image"), "team/agent:3"),
     ("AgentType", "workspace.base_image.pull"): (
         ("workspace", "base_image"),
@@ -338,12 +348,16 @@ async def test_the_agent_type_of_a_project_is_that_of_runs_that_name_none(stage:
 
 @pytest.mark.scenario("BEY-01", only="refused where it cannot be enforced")
 async def test_what_a_provider_can_not_enforce_is_an_error_that_names_it(stage: Project) -> None:
-    workspace = {**BASE["AgentType"]["workspace"], "providers": ["process"]}
+    workspace = {**BASE["AgentType"]["workspace"], "providers": ["process"], "dependencies": []}
     refused = {
         "network": ({"network": "none"}, "`process` cannot enforce network none"),
         "protected": ({"protected_paths": ["README"]}, "`process` cannot enforce protected_paths README"),
         "disk": ({"resource_limits": {"disk": "1G"}}, "`process` cannot enforce disk 1G"),
         "dependencies": ({"dependencies": ["node_modules"]}, "`process` cannot enforce dependencies node_modules"),
+        "commands": (
+            {"dependencies": [INSTALL]},
+            "`process` cannot enforce commands that make dependencies node_modules",
+        ),
         "image": ({"base_image": "team/agent:3"}, "`process` cannot enforce base image team/agent:3"),
     }
     for extra, message in refused.values():

@@ -136,6 +136,7 @@ UNDECIDING = {  # fields that are no inputs: their content is, they follow from 
         *("base_image", "pull"),
     },
     "clone": {"path", "policies", "within"},
+    "dependencies": {"untrusted", "network"},
     "setup": {"command_seconds"},
     "preload": {"baseline_seconds"},
     "agent": {"must", "incident", "member", "cli"},

@@ -1,0 +1,48 @@
+"""The layers of a step's commands, which planning looks for and the step gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from runner.plan.model import RunPlan
+from runner.runtime.dependency_layers import Layer, Owner, layer_of
+from runner.spec.model import DependencySpec
+from runner.steps.clone.plan import CloneBody
+from runner.steps.dependencies.plan import DependenciesBody, dependency_words
+from runner.steps.provision.plan import ProvisionBody
+
+
+def layers_of(
+    body: DependenciesBody, plan: RunPlan, home: Path, *, needs_image: bool
+) -> Iterator[tuple[DependencySpec, Layer]]:
+    """Yield the commands of a run, each with its layer on a provider that makes workspaces of images or does not."""
+    clone, provision = plan.body(CloneBody), plan.body(ProvisionBody)
+    assert clone is not None  # the step needs one
+    assert provision is not None
+    owner = Owner(project=provision.project, source=clone.url or str(clone.path), untrusted=body.untrusted)
+    for one in body.commands:
+        yield (
+            one,
+            layer_of(
+                home,
+                one,
+                owner=owner,
+                files=[body.files.get(name, "") for name in one.files],
+                image=plan.image if needs_image else None,
+                mount_plan=body.mount_plan,
+                network=str(body.network),
+            ),
+        )
+
+
+def tell_kept(plan: RunPlan, home: Path, *, needs_image: bool) -> RunPlan:
+    """Return a plan that says which dependencies are kept on this host, and which are still to be made."""
+    body = plan.body(DependenciesBody)
+    if body is None:
+        return plan
+    found = layers_of(body, plan, home, needs_image=needs_image)
+    words = "; ".join(dependency_words(one, "kept" if layer.is_there() else "to be made") for one, layer in found)
+    return replace(plan, steps=tuple(replace(s, what=words) if s.body is body else s for s in plan.steps))
