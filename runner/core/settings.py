@@ -173,6 +173,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
     person: Mapping[str, str]  # where git and ssh find what is the user's; only for what the user pushes
     variables: Mapping[str, str]  # all of them; only for where the values of secrets come from
     ci: Mapping[str, str]  # what a CI says of the job; never handed on to a process
+    has_browser: bool  # a page can be shown to the person here
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -206,6 +207,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             person={name: env[name] for name in (*_PERSON, *_REACH, "PATH") if env.get(name)},
             variables=dict(env),
             ci={name: value for name, value in env.items() if name.startswith(("GITHUB_", "CI_"))},
+            has_browser=any(env.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")),
         )
 
     @property

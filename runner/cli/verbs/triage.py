@@ -86,6 +86,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead("--check", action="store_true", help="test key, cluster, rights and image in 5 s, and start nothing")
     words = "print an account that may only read, with how its kubeconfig is made; of --namespace, or of all"
     instead("--reader-manifest", action="store_true", help=words)
+    instead("--open", action="store_true", help="open its page in a browser at the end, or print where the page is")
     for option in _REFUSED:
         add(option, action=_Refuse, help=SUPPRESS)
 
@@ -128,7 +129,25 @@ def main(args: Namespace, out: Output) -> int:
 
         for left in copy_output(run_directory(settings.home, record.id), record):
             out.complain(sanitize(f"not copied: {left}", 1_000))
+    if args.open:
+        _open(record, settings, out)
     return record.exit_code or 0
+
+
+def _open(record: RunRecord, settings: Settings, out: Output) -> None:
+    """Write the page of a run into its directory, and show it where there is a browser."""
+    import webbrowser
+
+    from runner.artifacts.layout import write
+    from runner.cli.verbs._show import page
+    from runner.core.sanitize import sanitize
+    from runner.ops.runs.history import StoredRun
+    from runner.ops.runs.page import PAGE
+
+    place = run_directory(settings.home, record.id) / PAGE
+    write(place, page(StoredRun(record, place.parent), settings).rstrip("\n"))
+    if not settings.has_browser or not webbrowser.open(place.as_uri()):
+        out.complain(sanitize(f"page: {place}", 1_000))
 
 
 def _check(triage: TriageRequest, settings: Settings, out: Output) -> int:
