@@ -163,7 +163,8 @@ def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
         yield f"  LEFT BEHIND {left}"
     if record.left_behind:
         yield f"  Clean up    runner recover {record.id}"
-    for label, command in actions(record, header, found.here):
+    incident = shown_path(header.incident, found.here) if header.incident is not None else ""
+    for label, command in actions(record, header, incident):
         yield f"  {label:<10}  {command}" if len(label) <= 10 else f"  {label}: {command}"
 
 
@@ -201,12 +202,12 @@ def _lacking(record: RunRecord, found: Result) -> str:
     return next((check.found for check in reports if not check.ok), "none was written")
 
 
-def actions(record: RunRecord, header: Header, here: Path) -> Iterator[tuple[str, str]]:
-    """Yield what a person does next after a triage: labels with commands."""
+def actions(record: RunRecord, header: Header, incident: str) -> Iterator[tuple[str, str]]:
+    """Yield what a person does next after a triage of ``incident``, a path if any: labels with commands."""
     if record.status is Status.SUCCEEDED:
-        if header.incident is not None:
+        if incident:
             other = "codex" if header.agent == "claude" else "claude"
-            words = ("-w", shown_path(header.incident, here), "-a", other, *header.flags)
+            words = ("-w", incident, "-a", other, *header.flags)
             yield "Second opinion", f"runner triage {join(words)}"
         return
     if record.outcome is not None and record.outcome.reason in (Reason.TURNS, Reason.BUDGET):

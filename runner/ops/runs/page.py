@@ -77,7 +77,7 @@ def _actions(record: RunRecord, header: Header) -> Iterator[tuple[str, str]]:
     elif record.status is Status.LOST or record.left_behind:
         yield "save its work and clean up", f"runner recover {record.id}"
     elif header.incident is not None:
-        yield from triage.actions(record, header, Path.cwd())
+        yield from triage.actions(record, header, str(header.incident))
     else:
         yield from progress.actions(record)
 
