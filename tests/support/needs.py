@@ -69,10 +69,15 @@ def _kubectl() -> str | None:
     return None if components.kubectl_is_here() else f"not this version in {components.KUBECTL}"
 
 
+def _axe() -> str | None:
+    return None if components.axe_is_here() else f"not this version in {components.AXE}"
+
+
 ROOT = Component("root", lambda: None if os.geteuid() == 0 else "these tests mount, or look as another user")
 USERS = Component("root over other users", lambda: None if can_chown() else "workspaces get no user of their own")
 MEMORY = Component("memory limits", lambda: cgroup.missing_limits().get(Feature.MEMORY))
 CARGO = program("cargo")
+CHROMIUM = Component("chromium", program("chromium").why, f"sudo {components.COMMAND} --nightly")
 GIT = program("git")
 GO = program("go")
 JQ = program("jq")
@@ -84,3 +89,4 @@ SHELLCHECK = program("shellcheck")
 SSHD = program("sshd", SSHD_PATH)
 AGENTS = Component("agents' CLIs", _agents, f"{components.COMMAND} --agents")
 KUBECTL = Component("kubectl", _kubectl, f"{components.COMMAND} --kubectl")
+AXE = Component("axe", _axe, f"{components.COMMAND} --axe")

@@ -1,0 +1,121 @@
+"""Pages in a real browser: usable by keyboard, on a phone and on paper, and harmless whatever stands in them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from runner.report.html.run import render_comparison, render_run
+from tests.support import components
+from tests.support.needs import AXE, CHROMIUM
+from tests.support.pages import hostile, ordinary
+from tests.support.run_files import account, bad, good
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.nightly, CHROMIUM.mark]
+
+PAGES: dict[str, Callable[[], str]] = {
+    "ordinary": lambda: render_run(ordinary()),
+    "hostile": lambda: render_run(hostile(60, 100_000)),
+    "many events": lambda: render_run(hostile(10_000, 10_000_000)),
+    "several": lambda: render_comparison([account(good()), account(bad("<b>"), name="other", run="r2")]),
+}
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "device_scale_factor": 2}
+FOLDED = "[...document.querySelectorAll('details')].map(each => each.lastElementChild.checkVisibility())"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture
+def show(browser: Browser, folder: Path) -> Iterator[Callable[..., Page]]:
+    """Open a page of that name. At the end: it asked nobody for anything, and its policy was not broken."""
+    heard: list[str] = []
+
+    def opened(name: str, **how: Any) -> Page:
+        file = folder / f"{name}.html"
+        if not file.exists():
+            file.write_text(PAGES[name]())
+        page = browser.new_context(**how).new_page()
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("dialog", lambda dialog: heard.append(dialog.message))
+        page.on("request", lambda request: heard.append(request.url) if request.url != file.as_uri() else None)
+        page.goto(file.as_uri())
+        return page
+
+    yield opened
+    assert heard == []
+
+
+@AXE.mark
+@pytest.mark.parametrize("how", [{}, {"color_scheme": "dark"}, PHONE], ids=["light", "dark", "phone"])
+@pytest.mark.parametrize("name", ["ordinary", "hostile", "several"])
+def test_axe_finds_nothing(show: Callable[..., Page], name: str, how: dict[str, Any]) -> None:
+    page = show(name, **how)
+    page.evaluate((components.AXE / "axe.min.js").read_text())
+
+    found = page.evaluate("axe.run().then(({violations}) => violations)")
+
+    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_no_wider_than_a_phone(show: Callable[..., Page], name: str) -> None:
+    page = show(name, **PHONE)
+
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+@pytest.mark.parametrize("name", ["ordinary", "hostile"])
+def test_a_page_reads_the_same_without_scripts(show: Callable[..., Page], name: str) -> None:
+    texts = [show(name, java_script_enabled=on).locator("body").inner_text() for on in (True, False)]
+
+    assert texts[0] == texts[1]
+    assert show(name).title() != "1"
+
+
+def test_everything_is_reached_by_keyboard(show: Callable[..., Page]) -> None:
+    page = show("ordinary")
+    focused = "document.activeElement.innerText"
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "Skip to the content"
+    seen = []
+    while page.evaluate("document.activeElement !== document.body"):
+        seen.append(page.evaluate(focused))
+        page.keyboard.press("Tab")
+
+    assert {"Report", "Evidence", "kubectl/pods.txt:2-3", "what verify printed", "its words"} <= {*seen}
+    page.get_by_text("what verify printed").focus()
+    page.keyboard.press("Enter")
+    assert page.get_by_text("ok", exact=True).is_visible()
+    page.get_by_role("link", name="kubectl/pods.txt:2-3").first.press("Enter")
+    assert page.evaluate("document.querySelector(':target').id") == "lines-1"
+
+
+def test_on_paper_nothing_is_folded(show: Callable[..., Page]) -> None:
+    page = show("hostile")
+    assert not all(page.evaluate(FOLDED))
+
+    page.emulate_media(media="print")
+
+    assert all(page.evaluate(FOLDED))
+    assert page.pdf().startswith(b"%PDF")
