@@ -12,7 +12,8 @@ from threading import Thread
 
 import pytest
 
-from tests.support.situations import REPO, Project, commit, step
+from tests.support import dockerd
+from tests.support.situations import REPO, Project, commit, step, until
 
 THERE = "127.0.0.2"  # programs reach 127.0.0.1 without a proxy
 MADE = """
@@ -20,7 +21,12 @@ MADE = """
     from: [requirements.txt]
     keep: [{keep}]
 """
-PIP = "python3 -m venv .venv && .venv/bin/pip install --index-url http://{place}/simple -r requirements.txt"
+# Without the seconds that a virtual environment takes to get a pip of its own.
+PIP = (
+    "python3 -m venv --without-pip .venv"
+    " && python3 $(ls /usr/share/python-wheels/pip-*.whl /usr/lib*/python3*/ensurepip/_bundled/pip-*.whl | head -1)/pip"
+    " --python .venv/bin/python install --index-url http://{place}/simple -r requirements.txt"
+)
 FETCH = (
     "python3 -c \"import os, urllib.request as r; os.makedirs('lib');"
     " open('lib/data', 'wb').write(r.urlopen('http://{place}/data').read())\""
@@ -116,3 +122,121 @@ def test_pip_installs_once_and_the_next_runs_need_no_network(project: Project, i
     assert second["network"] == []
     assert step(second, "dependencies")["outcome"]["message"].startswith(f".venv kept from run {first['id']}, ")
     assert [path.name for path in layers(project)] == [layers(project)[0].name]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("provider", ["local", "docker", pytest.param("gvisor", marks=dockerd.GVISOR.mark)])
+def test_tree_and_home_are_given_on_each_provider(project: Project, index: Index, repo: Path, provider: str) -> None:
+    """What agents write there is thrown away, also in the home, and is no part of their work."""
+    script = "cat lib/data ~/.cache/deep/data && echo more > lib/data && touch ~/.cache/deep/more"
+    run = f"{FETCH}; mkdir -p ~/.cache/deep && cp lib/data ~/.cache/deep"
+    manifest(project, index, run, "lib, ~/.cache/deep", script, provider=provider)
+
+    for _ in range(2):
+        record = project.succeed()
+        assert project.logs("agent") == "datadata"
+        assert step(record, "save")["outcome"]["message"] == "no change"
+    assert index.asked == ["/data"]
+
+
+def test_commands_see_their_files_and_nothing_else(project: Project, index: Index, repo: Path) -> None:
+    run = "mkdir lib; ls -A . ~ > lib/seen; env > lib/env"
+    manifest(project, index, run, "lib", "cat lib/seen; ! grep -q RUNNER lib/env")
+
+    project.succeed()
+
+    assert project.logs("agent").splitlines() == [".:", "lib", "requirements.txt", "", "/home/agent:"]
+
+
+@pytest.mark.parametrize(
+    ("run", "keep", "words"),
+    [
+        ("echo broken; exit 3", "lib", "`echo broken; exit 3` exited 3"),
+        ("true", "lib", "it has made no directory `lib`"),
+        ("ln -s /etc lib", "lib", "it has made no directory `lib`"),
+        ("mkdir lib; mkfifo lib/pipe", "lib", "`pipe` is neither a file, a directory nor a link"),
+    ],
+)
+def test_what_cannot_be_kept_fails_the_run_and_nothing_is_kept(
+    project: Project, index: Index, repo: Path, run: str, keep: str, words: str
+) -> None:
+    manifest(project, index, run, keep, "true")
+
+    done, record = project.apply()
+
+    assert done.code == 1
+    assert words in step(record, "dependencies")["outcome"]["message"]
+    assert layers(project) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"from: [requirements.txt]": "from: [absent.lock]"}, "`absent.lock` is not a file of the repository"),
+        ({"keep: [lib]": "keep: [src]"}, "`src` holds files of the repository"),
+        ({"keep: [lib]": "keep: [other]"}, "`other` is not ignored by git"),
+        ({"keep: [lib]": "keep: [lib, lib/x]"}, "`lib/x` is in this list already, or overlaps with what is"),
+        ({"keep: [lib]": "keep: ['~/../x']"}, "is not a path below its folder"),
+        ({"keep: [lib]": "keep: ['l*b']"}, "`l*b` is a pattern"),
+        ({"{type: local, path: repo}": "{type: none}"}, "dependencies are made from files of a repository"),
+        ({"[local]": "[process]"}, "`process` cannot enforce commands that make dependencies lib"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_made_is_refused_at_its_line(
+    project: Project, index: Index, repo: Path, changes: dict[str, str], words: str
+) -> None:
+    manifest(project, index, "npm ci", "lib", "true")
+    for old, new in changes.items():
+        project.edit(old, new)
+
+    refused = project.runner("plan", ".")
+
+    assert refused.code == 2
+    assert words in refused.err
+    assert "all.runner.yaml:" in refused.err
+
+
+def test_a_saved_plan_says_what_is_kept_here_and_is_stale_when_its_lock_file_is_another(
+    project: Project, index: Index, repo: Path
+) -> None:
+    manifest(project, index, FETCH, "lib", "cat lib/data")
+    project.edit(REPO, "repo_source: {type: local, path: repo, include_dirty: true}")
+    assert project.runner("plan", ".", "--save", "plan.json").code == 0
+    assert project.runner("apply", "plan.json").code == 0
+    assert project.runner("apply", "plan.json").code == 0
+    assert "lib kept from" in step(project.record(), "dependencies")["outcome"]["message"]
+
+    (repo / "requirements.txt").write_text("left-pad==2.0\n")
+    refused = project.runner("apply", "plan.json")
+
+    assert refused.errors == ["plan.stale"]
+    assert index.asked == ["/data"]
+
+
+@pytest.mark.nightly
+def test_a_runner_killed_while_it_makes_leaves_nothing_half(project: Project, index: Index, repo: Path) -> None:
+    manifest(project, index, f"{FETCH}; touch lib/half; sleep 60", "lib", "true")
+    runner = project.start("apply", ".", "--yes")
+    half = project.home / "state" / "tmp"
+    until(lambda: [*half.glob("*-dependencies/tree/lib/half")])
+    runner.kill()
+    runner.communicate()
+    assert project.runner("recover").code == 0
+
+    assert layers(project) == []
+    assert [*half.iterdir()] == []
+    project.edit("sleep", "true")
+    project.succeed()
+    assert len(layers(project)) == 1
+
+
+@pytest.mark.nightly
+def test_what_grows_beyond_the_disk_limit_is_ended_and_not_kept(project: Project, index: Index, repo: Path) -> None:
+    manifest(project, index, "mkdir lib; yes > lib/full", "lib", "true")
+    project.edit("network:", "resource_limits: {disk: 64M, enforcement: best_effort}\n    network:")
+
+    done, record = project.apply()
+
+    assert (done.code, step(record, "dependencies")["outcome"]["reason"]) == (1, "disk")
+    assert layers(project) == []

@@ -288,7 +288,7 @@ def _noting(missing: list[Missing], what: Wanted, name: str = "") -> Iterator[No
 
 def _same_host_parts(one: FactsRequest, other: FactsRequest) -> bool:
     """Tell whether two runs, such as members of a matrix, see the same of this host."""
-    parts = ((want.toolchains, want.dependencies, want.checkout) for want in (one, other))
+    parts = ((want.toolchains, want.dependencies, want.dependency_commands, want.checkout) for want in (one, other))
     return next(parts) == next(parts)
 
 
@@ -298,7 +298,8 @@ async def _lent(want: FactsRequest, settings: Settings, missing: list[Missing]) 
 
     checkout, found = want.checkout or Checkout(), Lent()
     with _noting(missing, Wanted.TOOLCHAINS):
-        found = await lend_toolchains(want.toolchains, settings.variables, checkout.path)
+        made = [path for one in want.dependency_commands for path in one.keep]
+        found = await lend_toolchains(want.toolchains, settings.variables, checkout.path, made)
     with _noting(missing, Wanted.DEPENDENCIES):
         return lend_dependencies(want.dependencies, checkout, found)
     return found

@@ -15,11 +15,16 @@ from runner.ops.planning.toolchains import directories_of, find_toolchain
 from runner.ports.provider import IN_HOME
 from runner.spec.model import Lent
 
+_PACKAGES = {"go": "~/go/", "cargo": "~/.cargo/"}  # where commands find the packages of a toolchain
 
-async def lend_toolchains(toolchains: Sequence[str], variables: Mapping[str, str], top: Path | None) -> Lent:
+
+async def lend_toolchains(
+    toolchains: Sequence[str], variables: Mapping[str, str], top: Path | None, made: Sequence[str] = ()
+) -> Lent:
     """Return the directories of toolchains in manifest order, with what belongs to them.
 
-    ``top`` is the local repository that chooses versions, if any. Raises ``ToolchainMissing``.
+    ``top`` is the local repository that chooses versions, if any. Packages of a toolchain that commands have ``made``
+    in the home take the place of those that it has downloaded on this host. Raises ``ToolchainMissing``.
     """
     if gone := absent([path for path in toolchains if path.startswith("/")]):
         raise ToolchainMissing(f"`{gone[0]}` is not a directory here", hint="name the real path: links do not count")
@@ -29,7 +34,8 @@ async def lend_toolchains(toolchains: Sequence[str], variables: Mapping[str, str
         if name.startswith("/"):
             directories.append(name)
             continue
-        found = await find_toolchain(name, variables, top)
+        packages = not any(path.startswith(_PACKAGES.get(name, "/")) for path in made)
+        found = await find_toolchain(name, variables, top, packages=packages)
         if found is None:
             hint = "install it, or remove it from toolchains"
             raise ToolchainMissing(f"`{name}` is not on the `PATH` here", hint=hint)

@@ -38,18 +38,18 @@ class Toolchain(Struct, frozen=True):
 
 
 async def find_toolchain(
-    name: str, variables: Mapping[str, str], top: Path | None, *, patience: float = PATIENCE
+    name: str, variables: Mapping[str, str], top: Path | None, *, packages: bool = True, patience: float = PATIENCE
 ) -> Toolchain | None:
     """Find the toolchain of a program by name, as ``variables`` and the repository at ``top`` choose it.
 
     ``None`` when it is not on the ``PATH``. Programs of the repository itself, and of virtual environments, do not
-    count: they belong to one repository.
+    count: they belong to one repository. ``packages`` asks for those that it has downloaded here as well.
     """
     program = await _find_program(name, variables, top, patience)
     if program is None:
         return None
-    packages, environment = _packages_of(name, variables)
-    directories = (*directories_of(program, variables.get("PATH", "")), *packages)
+    downloaded, environment = _packages_of(name, variables) if packages else ([], {})
+    directories = (*directories_of(program, variables.get("PATH", "")), *downloaded)
     return Toolchain(program, tuple(dict.fromkeys(directories)), environment)
 
 

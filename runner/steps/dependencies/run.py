@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -94,23 +93,24 @@ async def _make(
     """Run a command in a sandbox that has its files and nothing else, and keep what it has filled."""
     place, words = run.paths.installation, command_words(one.argv)
     _, handle = run.workspace.require()
-    await trio.to_thread.run_sync(_lay_out, place, {name: files[name] for name in one.files}, handle.uid)
     tree = Mount(place / "tree", "/workspace", writable=True)
     spec = replace(body.mount_plan.sandbox_spec, tree=tree, home=place / "home")
-    workspace = await run.open_as(spec)
     since = written(logs)
-    async with open_network(run, workspace, STEP, body.network) as proxied:
-        exit = await run_command(run, workspace, one.argv, logs, env=proxied)
-    await run.sandboxes.close()
     try:
+        await trio.to_thread.run_sync(_lay_out, place, {name: files[name] for name in one.files}, handle.uid)
+        workspace = await run.open_as(spec)
+        async with open_network(run, workspace, STEP, body.network) as proxied:
+            exit = await run_command(run, workspace, one.argv, logs, env=proxied)
+        await run.sandboxes.close()
         if not exit.ok:
             blame(run, STEP, logs, since)
             return failed(Reason.SETUP, f"`{words}` {exit}")
-        return await trio.to_thread.run_sync(partial(layer.keep, place, one.keep, run.id))
+        return await trio.to_thread.run_sync(layer.keep, place, one.keep, run.id)
     except NotKept as why:
         return failed(Reason.SETUP, f"`{words}` made nothing that can be kept: {why}")
     finally:
         with trio.CancelScope(shield=True):
+            await run.sandboxes.close()
             await trio.to_thread.run_sync(trees.remove, place)
 
 
