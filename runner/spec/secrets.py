@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from runner.core.errors import BadValue, RunnerError, SecretForbidden, Untrusted
 from runner.core.model import Feature
-from runner.manifest.kinds.agent_type import GivenSecret, SecretSource
+from runner.manifest.kinds.agent_type import GivenSecret
+from runner.manifest.secret_source import SecretSource
 from runner.spec.model import Demand, FromCommand, FromEnv, FromFile, FromKeyring, PolicySpec, SecretSpec
 from runner.spec.select import Selected
 

@@ -46,13 +46,13 @@ from runner.manifest.kinds._fields import (
     Toolchain,
     ToolName,
     VariableName,
-    Word,
     image_name,
     listing,
     no_repeats,
     one_of,
 )
 from runner.manifest.network import Network
+from runner.manifest.secret_source import SecretSource
 
 KIND = "AgentType"
 
@@ -76,7 +76,6 @@ def _all_agents() -> Sequence[str]:
 AgentName = Annotated[str, one_of(_agents, _all_agents), Field(json_schema_extra=listing(_agents))]
 SecretStep = Annotated[str, one_of(_steps_with_secrets), Field(json_schema_extra=listing(_steps_with_secrets))]
 
-_SOURCES = ("command", "env", "file", "keyring")  # of a secret
 _OF_MODELS = ("model", "budget", "credentials", "cli_tools")  # fields that say what an agent may use, and how
 
 
@@ -334,42 +333,6 @@ class Workspace(Shape):
     warm_pool: WarmPool | None = Field(
         None, description="Workspaces that are kept running; default: the server's, for its own providers."
     )
-
-
-class Keyring(Shape):
-    """An entry of the keyring of the person who applies."""
-
-    service: Word = Field(description="The service that it is for.")
-    user: Word = Field(description="The user name there.")
-
-
-class SecretSource(Shape):
-    """Place of a secret's value on the machine that runs ``apply``."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"required": [name], "properties": {one: _WRITTEN if one == name else _NULL for one in _SOURCES}}
-                for name in _SOURCES
-            ]
-        }
-    )
-
-    env: Word | None = Field(None, description="Name of a variable in the environment of `runner`.")
-    file: Word | None = Field(
-        None, description="A file that only its owner can read: absolute, below `~/`, or relative to the manifest."
-    )
-    command: Annotated[list[Word], Field(min_length=1)] | None = Field(
-        None, description="A command that prints it, as a list of words; run on this machine, without a shell."
-    )
-    keyring: Keyring | None = Field(None, description="An entry of the keyring, read by the program `keyring`.")
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> SecretSource:
-        if sum(getattr(self, name) is not None for name in _SOURCES) != 1:
-            hint = f"write one of {', '.join(_SOURCES)}"
-            raise Faults(Fault((), "a secret comes from exactly one place", hint))
-        return self
 
 
 class GivenSecret(Shape):
