@@ -58,21 +58,19 @@ def needs_of(kind: str, *present: str) -> tuple[str, ...]:
 
 
 def give_secrets(draft: Draft) -> Draft:
-    """Add to each step the secrets that are for it, by name."""
-    secrets = draft.spec.secrets
-    if not secrets:
+    """Add to each step the secrets that are for it or its requests, by name."""
+    if not draft.spec.secrets:
         return draft
-    steps = (
-        replace(
-            step,
-            secrets=tuple(
-                SecretGrant(secret.name, secret.as_file, f"{secret.at.file}:{secret.at.line}")
-                for secret in secrets
-                if step.kind in secret.steps
-            ),
+    steps = []
+    for step in draft.steps:
+        secrets = [secret for secret in draft.spec.secrets if step.kind in secret.steps]
+        given = (
+            SecretGrant(secret.name, secret.as_file, f"{secret.at.file}:{secret.at.line}")
+            for secret in secrets
+            if secret.injection is None
         )
-        for step in draft.steps
-    )
+        injected = (secret.injection for secret in secrets if secret.injection is not None)
+        steps.append(replace(step, secrets=tuple(given), injected=tuple(injected)))
     return replace(draft, steps=tuple(steps))
 
 

@@ -38,8 +38,7 @@ class NetworkRule(Struct, frozen=True):
     origin: str = ""
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}" if self.port is not None else host
+        return host_port(self.host, self.port)
 
     def allows(self, host: str, port: int) -> bool:
         """Tell whether a canonical host and a port are meant."""
@@ -114,6 +113,12 @@ def canonical_host(text: str) -> str | None:
     if not text.isascii() or not _NAME.fullmatch(name) or _NUMERIC.fullmatch(name.rpartition(".")[2]):
         return None
     return name
+
+
+def host_port(host: str, port: int | None) -> str:
+    """Return a canonical host and a port as an authority, as URLs and proxies have it."""
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port is None else f"{shown}:{port}"
 
 
 def is_address(host: str) -> bool:

@@ -312,7 +312,7 @@ class ClusterRefusal(StrEnum):
 
 
 class NetworkRefusal(StrEnum):
-    """The reason for which commands got no connection to a host."""
+    """The reason for which commands got no connection to a host, or lost it."""
 
     NOT_ALLOWED = "not-allowed"
     PRIVATE = "private"  # all addresses of the host are
@@ -321,6 +321,12 @@ class NetworkRefusal(StrEnum):
     MALFORMED = "malformed"  # a request or a host that may be read in two ways
     OTHER_NAME = "other-name"  # TLS asked for another host than the connection
     BUSY = "busy"  # too many are under way
+    REQUEST = "request"  # a method or a path that the host's credential is not for
+    CERTIFICATE = "certificate"  # TLS with the host, or with a command that gets a credential there, failed
+    ECHO = "echo"  # the host gave a credential back
+    IDLE = "idle"  # no byte came for too long
+    TIME = "time"
+    BYTES = "bytes"  # a session has carried as many as it may
 
 
 class CommandStatus(StrEnum):

@@ -274,7 +274,7 @@ class _Ending:
                 ),
                 sandboxes=SandboxSession(services, events.emit),
                 rehearsal=record.rehearsal,
-                unchecked=tuple(dict.fromkeys(secret.name for step in started for secret in step.secrets)),
+                unchecked=tuple(dict.fromkeys(name for step in started for name in step.secret_names)),
             )
             if base is not None:
                 run.workspace.cloned(base)

@@ -333,7 +333,8 @@ class ConnectionEnded(Event, frozen=True, tag="ConnectionEnded", kw_only=True):
     """One connection of a step's commands to a host has ended, or was refused; contents are not recorded.
 
     Beyond the first thousand of a step, ``count`` equal ones share one event without ``host``. ``address`` was dialled,
-    ``rule``, which is at ``origin`` in a manifest, allowed it; ``sent_bytes`` went to the host.
+    ``rule``, which is at ``origin`` in a manifest, allowed it; ``sent_bytes`` went to the host, with ``requests`` that
+    got the ``credential`` of that name.
     """
 
     step: str
@@ -345,6 +346,8 @@ class ConnectionEnded(Event, frozen=True, tag="ConnectionEnded", kw_only=True):
     received_bytes: int
     seconds: float
     origin: str = ""
+    requests: int = 0
+    credential: str = ""
     refusal: NetworkRefusal | None = None
     count: int = 1
 

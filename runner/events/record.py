@@ -49,13 +49,15 @@ class StepRecord(Struct, kw_only=True):
 class HostUse(Struct, frozen=True, kw_only=True):
     """Connections of commands to a host and port; ``place`` is empty for those that were only counted.
 
-    ``origin`` is the manifest line that allows them.
+    ``origin`` is the manifest line that allows them; ``requests`` got the ``credential`` of that name.
     """
 
     place: str
     refusal: NetworkRefusal | None
     origin: str = ""
     connections: int = 0
+    requests: int = 0
+    credential: str = ""
     sent_bytes: int = 0
     received_bytes: int = 0
 
@@ -65,6 +67,8 @@ class HostUse(Struct, frozen=True, kw_only=True):
             refusal=self.refusal,
             origin=ended.origin or self.origin,
             connections=self.connections + ended.count,
+            requests=self.requests + ended.requests,
+            credential=ended.credential or self.credential,
             sent_bytes=self.sent_bytes + ended.sent_bytes,
             received_bytes=self.received_bytes + ended.received_bytes,
         )

@@ -13,6 +13,7 @@ _NULL: JsonDict = {"type": "null"}
 _WRITTEN: JsonDict = {"not": _NULL}
 _SOURCES = ("command", "env", "file", "keyring")
 
+
 class Keyring(Shape):
     """An entry of the keyring of the person who applies."""
 

@@ -1,92 +1,106 @@
-"""The egress proxy: CONNECT, and requests with an absolute URL, to the hosts that a plan names.
+"""The egress proxy: CONNECT, SOCKS5, and requests with an absolute URL, to the hosts that a plan names.
 
 A name is resolved once, and the address that was judged is the one that is dialled. One request with an absolute URL
 is served a connection, so nothing can be hidden behind its end. Everything else is refused.
+
+Theory of operation. A connection's first bytes say how it asks (``_HttpClient``, ``_SocksClient``), ``Way`` dials, and
+then bytes are copied. To a host that gets a credential TLS is ended here, with a certificate of the session's own
+authority, and each request is sent on with the credential in a TLS of our own, which verifies the host.
 """
 
 from __future__ import annotations
 
 import math
-import re
+import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from ipaddress import ip_address
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import h11
 import trio
-from msgspec import Struct
-from msgspec.structs import asdict
 
-from runner.core.hosts import Address, NetworkSpec, canonical_host, is_address, reachable
+from runner.core.clock import now_microseconds
+from runner.core.hosts import NetworkSpec, canonical_host
+from runner.core.injection import TLS_PORT
 from runner.core.model import NetworkRefusal
-from runner.network.http import MAX_HEAD, READ_SECONDS, Headers
-from runner.network.served_session import ConnectionScopes
+from runner.network.exchange import (
+    ENDED,
+    HEAD_SECONDS,
+    Buffered,
+    Limits,
+    Refused,
+    Traffic,
+    Watch,
+    Wire,
+    copy,
+    end_to_end,
+    forward,
+)
+from runner.network.proxy_client import HttpClient, ProxyClient, authority, check_length, client_of
+from runner.network.served_session import IDENTITY, ConnectionScopes
 from runner.network.tls_name import MOST, Incomplete, server_name
-from runner.ports.network import MAX_REPORTED, EgressConnection, EgressSession
+from runner.network.way import Resolve, Way, resolve
+from runner.ports.network import MAX_REPORTED, Credential, EgressConnection, EgressSession
 from runner.ports.provider import Connection
 
-CONNECT_SECONDS = 15.0  # for each address
-RESOLVE_SECONDS = 15.0
-IDLE_SECONDS = 600.0  # without a byte in either direction
-MAX_CONNECTIONS = 256  # at once, of one session
-_CHUNK = 64 << 10
-_TARGET = re.compile(rb"http://([^/?#]+)([/?][^#]*)?")
-_AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]@]*)(?::([0-9]{1,5}))?")
-# RFC 9110 section 7.6.1, and what is meant for a proxy.
-_OF_ONE_HOP = frozenset(
-    b"connection proxy-connection keep-alive te trailer upgrade proxy-authorization proxy-authenticate expect".split()
-)
-_ENDED = (trio.BrokenResourceError, trio.ClosedResourceError)
+if TYPE_CHECKING:
+    from runner.network.authority import Authority
 
-Resolve = Callable[[str], Awaitable[Sequence[Address]]]
-
-
-class Refused(Exception):
-    """A connection is refused. Never leaves the session."""
-
-    def __init__(self, refusal: NetworkRefusal, message: str, status: int = 403) -> None:
-        super().__init__(message)
-        self.refusal = refusal
-        self.status = status
-
-
-async def resolve(host: str) -> Sequence[Address]:
-    """Return the addresses of a host, by the resolver of this host. Raises ``OSError``."""
-    found = await trio.socket.getaddrinfo(host, None, type=trio.socket.SOCK_STREAM)
-    return [ip_address(address[0]) for *_, address in found]
+# By which some servers take another method or path than the request line says.
+_OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url", b"x-rewrite-url")
+_NOTHING = Watch(())
+LIMITS = Limits()
 
 
 @asynccontextmanager
 async def open_egress(
-    allowed: NetworkSpec, tell: Callable[[EgressConnection], None], *, resolve: Resolve = resolve
+    allowed: NetworkSpec,
+    tell: Callable[[EgressConnection], None],
+    credentials: Sequence[Credential] = (),
+    *,
+    reach: Mapping[str, str],
+    resolve: Resolve = resolve,
+    limits: Limits = LIMITS,
 ) -> AsyncIterator[EgressSession]:
-    """Open a session of the proxy of this host, which dials directly."""
-    session = _Session(allowed, tell, resolve)
+    """Open a session of the proxy of this host, with the network ``reach`` of the settings.
+
+    Raises ``UsageError`` when a proxy or certificates that it names cannot be used.
+    """
+    session = _Session(Way(allowed, reach, resolve), tell, credentials, limits)
     try:
         yield session
     finally:
         session.close()
 
 
-class _Traffic(Struct):
-    """A connection, as much of it as is known."""
-
-    host: str = ""
-    port: int = 0
-    address: str = ""
-    rule: str = ""
-    origin: str = ""
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-
 class _Session:
-    def __init__(self, allowed: NetworkSpec, tell: Callable[[EgressConnection], None], resolve: Resolve) -> None:
-        self._allowed, self._tell, self._resolve = allowed, tell, resolve
+    def __init__(
+        self, way: Way, tell: Callable[[EgressConnection], None], credentials: Sequence[Credential], limits: Limits
+    ) -> None:
+        self._way, self._tell, self._limits = way, tell, limits
         self._connections = ConnectionScopes()
+        self._left = [limits.session_bytes]
         self._told = 0
         self._more: Counter[tuple[int, NetworkRefusal | None]] = Counter()
+        self._credentials: dict[tuple[str, int], list[Credential]] = {}
+        for one in credentials:
+            self._credentials.setdefault((one.injection.host, one.injection.port), []).append(one)
+        self._authority: Authority | None = None
+        if credentials:
+            from runner.network.authority import Authority  # with cryptography, which is slow to import
+
+            self._authority = Authority(datetime.fromtimestamp(now_microseconds() / 1e6, UTC))
+        self._contexts: dict[str, ssl.SSLContext] = {}
+
+    @property
+    def trust(self) -> bytes:
+        """Return the certificates that commands have to trust: the authority's, and those that this host trusts."""
+        if self._authority is None:
+            return b""
+        known = self._way.certificates().get_ca_certs(binary_form=True)
+        return self._authority.pem + "".join(map(ssl.DER_cert_to_PEM_cert, known)).encode()
 
     def close(self) -> None:
         """End the connections that are still served, and report those that were only counted."""
@@ -95,240 +109,145 @@ class _Session:
             self._tell(EgressConnection(host="", port=port, refusal=refusal, count=count))
 
     async def serve(self, connection: Connection) -> None:
-        began, traffic = trio.current_time(), _Traffic()
-        refusal: NetworkRefusal | None = None
+        began, traffic = trio.current_time(), Traffic(self._limits, self._left)
+        refused: Refused | None = None
+        client: ProxyClient = HttpClient(Buffered(connection), traffic)
         with self._connections.serving():
-            client = _Client(connection)
             try:
-                await self._serve(client, traffic)
-            except Refused as refused:
-                refusal = refused.refusal
-                await client.refuse(refused.status, str(refused))
-            except (h11.RemoteProtocolError, h11.LocalProtocolError) as error:
-                refusal = NetworkRefusal.MALFORMED
-                await client.refuse(400, str(error))
-            except _ENDED:
+                with traffic.scope:
+                    client = await client_of(connection, traffic)
+                    await self._serve(client, traffic)
+                if traffic.scope.cancelled_caught:
+                    refused = traffic.overdue()
+            except Refused as error:
+                refused = error
+            except h11.ProtocolError as error:
+                refused = Refused(NetworkRefusal.MALFORMED, str(error), 400)
+            except ENDED:
                 pass
             finally:
-                self._report(traffic, refusal, trio.current_time() - began)
+                self._report(traffic, refused.refusal if refused else None, trio.current_time() - began)
+            if refused is not None:
+                with trio.move_on_after(HEAD_SECONDS), suppress(*ENDED):
+                    await client.refuse(refused)
 
-    def _report(self, traffic: _Traffic, refusal: NetworkRefusal | None, seconds: float) -> None:
+    def _report(self, traffic: Traffic, refusal: NetworkRefusal | None, seconds: float) -> None:
         if not traffic.host and refusal is None:
             return  # a client that opened a connection and said nothing
         self._told += 1
         if self._told > MAX_REPORTED:
             self._more[traffic.port, refusal] += 1
             return
-        self._tell(EgressConnection(**asdict(traffic), seconds=seconds, refusal=refusal))
+        self._tell(traffic.ended(seconds, refusal))
 
-    async def _serve(self, client: _Client, traffic: _Traffic) -> None:
-        head = await client.head()
-        if head is None:
+    async def _serve(self, client: ProxyClient, traffic: Traffic) -> None:
+        asked = await client.asked()
+        if asked is None:
             return
-        if len(self._connections) > MAX_CONNECTIONS:
-            raise Refused(NetworkRefusal.BUSY, f"more than {MAX_CONNECTIONS} connections at once", 503)
-        if head.method == b"CONNECT":
-            host, port = _authority(head.target.decode("ascii"), None)
-            server, _ = await self._dial(host, port, traffic)
-            async with server:
-                await _tunnel(client, server, host, traffic)
-            return
-        target = _TARGET.fullmatch(head.target)
-        if target is None:
-            raise Refused(NetworkRefusal.MALFORMED, "a request to a proxy has a whole http:// URL, or is CONNECT", 400)
-        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in head.headers}:
-            raise Refused(NetworkRefusal.MALFORMED, "a request says twice, and in two ways, how long it is", 400)
-        host, port = _authority(target[1].decode("ascii"), 80)
-        server, authority = await self._dial(host, port, traffic)
-        async with server:
-            request = h11.Request(
-                method=head.method,
-                target=target[2] or b"/",
-                headers=[(b"host", authority.encode()), (b"connection", b"close"), *_end_to_end(head.headers, b"host")],
-            )
-            await _forward(client, server, request, traffic)
-
-    async def _dial(self, host: str, port: int, traffic: _Traffic) -> tuple[trio.SocketStream, str]:
-        """Connect to an allowed host; return the connection and the host's authority."""
-        traffic.host, traffic.port = host[:255], port
-        name = canonical_host(host)
+        if len(self._connections) > self._limits.connections:
+            raise Refused(NetworkRefusal.BUSY, f"more than {self._limits.connections} connections at once", 503)
+        traffic.host, traffic.port = asked.host[:255], asked.port
+        name = canonical_host(asked.host)
         if name is None:
-            raise Refused(NetworkRefusal.MALFORMED, f"`{host[:255]}` is not the name of a host", 400)
+            raise Refused(NetworkRefusal.MALFORMED, f"`{asked.host[:255]}` is not the name of a host", 400)
         traffic.host = name
-        rule = self._allowed.rule_for(name, port)
-        if rule is None:
-            message = f"`{name}:{port}` is not among the hosts that the plan allows: {self._allowed}"
-            raise Refused(NetworkRefusal.NOT_ALLOWED, message)
-        traffic.rule, traffic.origin = str(rule), rule.origin
-        addresses = reachable(await self._addresses(name), rule, name)
-        if not addresses:
-            message = f"`{name}` has private addresses only; a rule with `private: true` would allow them"
-            raise Refused(NetworkRefusal.PRIVATE, message)
-        for address in addresses:
-            with trio.move_on_after(CONNECT_SECONDS):
-                try:
-                    server = await trio.open_tcp_stream(str(address), port, happy_eyeballs_delay=math.inf)
-                except OSError:
-                    continue
-                traffic.address = str(address)
-                shown = f"[{name}]" if ":" in name else name
-                return server, shown if port == 80 else f"{shown}:{port}"
-        raise Refused(NetworkRefusal.UNREACHABLE, f"`{name}:{port}` cannot be reached from this host", 502)
+        if asked.request is not None:
+            assert isinstance(client, HttpClient)  # no other asks for a URL
+            server, request = await self._way.dial_http(name, asked.port, asked.request, traffic)
+            async with server:
+                await forward(client.wire, Wire(server, traffic, host=True), request, _NOTHING)
+        elif credentials := self._credentials.get((name, asked.port)):
+            await self._with_credentials(client, name, asked.port, credentials, traffic)
+        else:
+            server = await self._way.dial(name, asked.port, traffic)
+            async with server:
+                stream = await client.accept()
+                await copy(stream, server, traffic, lambda: _opening(stream, name), _NOTHING)
 
-    async def _addresses(self, name: str) -> Sequence[Address]:
-        if is_address(name):
-            return [ip_address(name)]
-        with trio.move_on_after(RESOLVE_SECONDS):
+    async def _with_credentials(
+        self, client: ProxyClient, name: str, port: int, credentials: Sequence[Credential], traffic: Traffic
+    ) -> None:
+        assert self._authority is not None  # made with the credentials
+        traffic.credential = credentials[0].injection.secret
+        context = self._contexts.get(name)
+        if context is None:
+            context = self._contexts[name] = self._authority.server_context(name)
+        server = await self._way.dial_tls(name, port, traffic)
+        async with server:
+            stream = await client.accept()
+            first = await _opening(stream, name)
+            if first[:1] != b"\x16":
+                message = f"`{name}` gets a credential here, so that the connection to it has to be TLS"
+                raise Refused(NetworkRefusal.CERTIFICATE, message)
+            secure = trio.SSLStream(Buffered(stream, first), context, server_side=True, https_compatible=True)
             try:
-                return await self._resolve(name)
-            except OSError:
-                pass
-        raise Refused(NetworkRefusal.UNRESOLVED, f"`{name}` is not a name that this host can resolve", 502)
-
-
-def _authority(text: str, port: int | None) -> tuple[str, int]:
-    found = _AUTHORITY.fullmatch(text)
-    if found is None or not found[1] or (found[2] is None and port is None):
-        raise Refused(NetworkRefusal.MALFORMED, "the host of a request is HOST:PORT", 400)
-    number = int(found[2]) if found[2] is not None else port or 0
-    if not 0 < number < 65536:
-        raise Refused(NetworkRefusal.MALFORMED, f"{number} is not a port", 400)
-    return found[1], number
-
-
-class _Client:
-    """The command's end of a connection, which speaks HTTP/1."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-
-    async def head(self) -> h11.Request | None:
-        event = await self.next_event()
-        return event if isinstance(event, h11.Request) else None
-
-    async def next_event(self) -> h11.Event | type[h11.PAUSED]:
-        while (event := self.protocol.next_event()) is h11.NEED_DATA:
-            with trio.move_on_after(READ_SECONDS) as waiting:
-                self.protocol.receive_data(await self.connection.receive_some(_CHUNK))
-            if waiting.cancelled_caught:
-                raise Refused(NetworkRefusal.MALFORMED, "the request did not go on", 408)
-        return event  # type: ignore[return-value]  # the other sentinel is handled
-
-    async def send(self, *events: h11.Event) -> int:
-        data = b"".join(self.protocol.send(event) or b"" for event in events)
-        await self.connection.send_all(data)
-        return len(data)
-
-    async def refuse(self, status: int, message: str) -> None:
-        """Answer, unless an answer is under way or the command has gone."""
-        if self.protocol.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return
-        body = f"runner: {message}\n".encode()
-        headers = [("content-type", "text/plain"), ("content-length", str(len(body))), ("connection", "close")]
-        with suppress(*_ENDED):
-            await self.send(h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
-
-
-async def _tunnel(client: _Client, server: trio.SocketStream, host: str, traffic: _Traffic) -> None:
-    """Copy both ways until both ends are done, or nothing comes for too long."""
-    await client.send(h11.Response(status_code=200, headers=[]))
-    first, _ = client.protocol.trailing_data
-    failure: Refused | None = None
-
-    async with trio.open_nursery() as nursery:
-        scope = nursery.cancel_scope
-
-        def alive() -> None:
-            scope.deadline = trio.current_time() + IDLE_SECONDS
-
-        async def up() -> None:
-            nonlocal failure
+                with trio.fail_after(HEAD_SECONDS):
+                    await secure.do_handshake()
+            except (*ENDED, trio.TooSlowError):
+                message = "the command does not trust the certificates of `SSL_CERT_FILE`"
+                raise Refused(NetworkRefusal.CERTIFICATE, message) from None
+            down, up = Wire(Buffered(secure), traffic), Wire(server, traffic, host=True)
             try:
-                data = await _checked(client.connection, first, host)
-                while data:
-                    alive()
-                    traffic.sent_bytes += len(data)
-                    await server.send_all(data)
-                    data = await client.connection.receive_some(_CHUNK)
-                await server.send_eof()
+                await _exchanges(down, up, name, port, credentials)
             except Refused as refused:
-                failure = refused
-                scope.cancel()
-            except _ENDED:
-                scope.cancel()
-
-        async def down() -> None:
-            try:
-                while data := await server.receive_some(_CHUNK):
-                    alive()
-                    traffic.received_bytes += len(data)
-                    await client.connection.send_all(data)
-                await client.connection.send_eof()
-            except _ENDED:
-                scope.cancel()
-
-        alive()
-        nursery.start_soon(up)
-        nursery.start_soon(down)
-    if failure is not None:
-        raise failure
+                await down.answer(refused.status, str(refused))
+                raise
+            except h11.ProtocolError as error:
+                await down.answer(400, str(error))
+                raise
 
 
-async def _checked(connection: Connection, data: bytes, host: str) -> bytes:
+async def _exchanges(down: Wire, up: Wire, name: str, port: int, credentials: Sequence[Credential]) -> None:
+    """Serve the requests of a connection to a host, each with its credential."""
+    seconds: float | None = None
+    while (head := await down.head(seconds)) is not None:
+        up.traffic.requests += 1
+        request, watch = _with_credential(head, name, port, credentials)
+        await forward(down, up, request, watch)
+        if not (down.again() and up.again()):
+            return
+        seconds = math.inf  # but for the limits of the connection
+
+
+def _with_credential(
+    head: h11.Request, name: str, port: int, credentials: Sequence[Credential]
+) -> tuple[h11.Request, Watch]:
+    """Return a command's request as the host gets it. Raises ``Refused`` for one that may not have the credential."""
+    check_length(head)
+    method, path = head.method.decode("ascii"), head.target.partition(b"?")[0].decode("ascii")
+    asked = [value.decode("ascii") for key, value in head.headers if key == b"host"]
+    hosts = [(canonical_host(host), number) for host, number in (authority(one, TLS_PORT) for one in asked)]
+    if hosts != [(name, port)]:
+        raise Refused(NetworkRefusal.OTHER_NAME, f"a request on the connection to `{name}` is for another host", 421)
+    chosen = next((one for one in credentials if one.injection.allows(method, path)), None)
+    if method == "TRACE" or not path.startswith("/") or chosen is None:
+        message = f"`{method} {path[:255]}` is not among the requests that the plan allows to `{name}`"
+        raise Refused(NetworkRefusal.REQUEST, message)
+    value = chosen.secret.reveal()
+    header = chosen.injection.header_of(value)
+    less = (header[0], b"host", b"authorization", b"accept-encoding", *_OVERRIDES)
+    headers = [(b"host", asked[0].encode()), *end_to_end(head.headers, *less), IDENTITY, header]
+    protocols = [value for key, value in head.headers if key == b"upgrade"]
+    headers += [(b"connection", b"upgrade"), *((b"upgrade", one) for one in protocols)] if protocols else []
+    watch = Watch((value.strip(), header[1].rpartition(b" ")[2]))
+    return h11.Request(method=head.method, target=head.target, headers=headers), watch
+
+
+async def _opening(stream: Buffered, host: str) -> bytes:
     """Return the first bytes of a client, whose TLS must ask for the host that it said it would."""
+    data = await stream.receive_some()
     while True:
-        if not data:
-            data = await connection.receive_some(_CHUNK)
         try:
             name = server_name(data)
             break
         except Incomplete:
-            more = await connection.receive_some(_CHUNK)
+            more = await stream.receive_some()
             data += more
             if more and len(data) <= MOST:
                 continue
         except ValueError:
             pass
         raise Refused(NetworkRefusal.OTHER_NAME, "the first message of TLS cannot be read")
-    if name is not None and canonical_host(name) != canonical_host(host):
+    if name is not None and canonical_host(name) != host:
         raise Refused(NetworkRefusal.OTHER_NAME, f"TLS asks for `{name[:255]}` on a connection to `{host}`")
     return data
-
-
-def _end_to_end(headers: Headers, *less: bytes) -> Headers:
-    """Return the headers that are not for the next hop only."""
-    return [(name, value) for name, value in headers if name not in _OF_ONE_HOP and name not in less]
-
-
-async def _forward(client: _Client, server: trio.SocketStream, request: h11.Request, traffic: _Traffic) -> None:
-    """Send one request on and its answer back, each framed anew."""
-    wire = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
-
-    async def send(event: h11.Event) -> None:
-        data = wire.send(event) or b""
-        traffic.sent_bytes += len(data)
-        await server.send_all(data)
-
-    if client.protocol.they_are_waiting_for_100_continue:
-        await client.send(h11.InformationalResponse(status_code=100, headers=[]))
-    await send(request)
-    while isinstance(event := await client.next_event(), h11.Data):
-        await send(event)
-    await send(h11.EndOfMessage())
-    while True:
-        answer = wire.next_event()
-        if answer is h11.NEED_DATA:
-            with trio.move_on_after(IDLE_SECONDS) as waiting:
-                data = await server.receive_some(_CHUNK)
-                traffic.received_bytes += len(data)
-                wire.receive_data(data)
-            if waiting.cancelled_caught:
-                raise Refused(NetworkRefusal.UNREACHABLE, f"`{traffic.host}` has not answered", 504)
-        elif isinstance(answer, h11.Response):
-            headers = [*_end_to_end(answer.headers), (b"connection", b"close")]
-            await client.send(h11.Response(status_code=answer.status_code, headers=headers))
-        elif isinstance(answer, h11.Data | h11.EndOfMessage):
-            await client.send(answer)
-        if isinstance(answer, h11.EndOfMessage | h11.ConnectionClosed):
-            return

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_network
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import httpcore2
 
 from runner.core.errors import UsageError
-from runner.core.settings import is_url
+from runner.network.host_proxy import find_proxy
 from runner.network.http import Headers
 
 CONNECT_SECONDS = 30.0
@@ -184,24 +183,9 @@ def _system_message(error: BaseException) -> str:
     return "" if said in str(error).lower() else said
 
 
-def _in_network(host: str, networks: str) -> bool:
-    """Tell whether an address lies in one of the networks of a list like ``localhost,10.0.0.0/8``, as Go reads it."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return False
-    for text in networks.split(","):
-        with suppress(ValueError):
-            if "/" in text and address in ip_network(text.strip(), strict=False):
-                return True
-    return False
-
-
-def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
-    """Return the TLS context; ``None`` for plain http."""
+def certificates(reach: Mapping[str, str]) -> ssl.SSLContext:
+    """Return a TLS context with the certificates that this host trusts. Raises ``UsageError``."""
     file = reach.get("SSL_CERT_FILE")
-    if urlsplit(base).scheme != "https":
-        return None
     try:
         return ssl.create_default_context(cafile=file) if file else httpcore2.default_ssl_context()
     except OSError as error:
@@ -209,24 +193,16 @@ def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
         raise UsageError(why, hint="name a file of certificates") from error
 
 
+def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
+    """Return the TLS context; ``None`` for plain http."""
+    return certificates(reach) if urlsplit(base).scheme == "https" else None
+
+
 def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
     """Return the proxy for a base URL; those that are not https are on this host, and reached directly."""
     parts = urlsplit(base)
-    named = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-    name = next((name for name in named if reach.get(name)), None)
-    if name is None or parts.scheme != "https":
+    found = find_proxy("https", parts.netloc, reach) if parts.scheme == "https" else None
+    if found is None:
         return None
-    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
-
-    bypassed = {"no": reach.get("NO_PROXY") or reach.get("no_proxy") or ""}
-    if proxy_bypass_environment(parts.netloc, bypassed):
-        return None
-    if _in_network(parts.hostname or "", bypassed["no"]):
-        return None
-    text = reach[name] if "://" in reach[name] else f"http://{reach[name]}"
-    if not is_url(text, "http", "https"):
-        raise UsageError(f"`{name}` is not a proxy for models", hint="write http://HOST:PORT")
-    proxy = urlsplit(text)
-    auth = (unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None
-    place = proxy.netloc.rpartition("@")[2]
-    return httpcore2.Proxy(f"{proxy.scheme}://{place}", auth=auth)
+    auth = (found.user, found.password) if found.user else None
+    return httpcore2.Proxy(f"{'https' if found.secure else 'http'}://{found}", auth=auth)

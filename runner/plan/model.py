@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from runner.core.codec import plain
 from runner.core.hosts import NetworkSpec
+from runner.core.injection import Injection
 from runner.core.model import IsolationClass, Limits
 from runner.plan.graph import Graph
 
@@ -47,6 +48,7 @@ class NoBody(Struct, frozen=True):
 class Step(Struct, frozen=True, kw_only=True):
     """One node. ``body`` is the frozen value of the step's kind; ``origin`` the manifest line that asked for it.
 
+    ``injected`` secrets are added to requests of its commands, outside the workspace.
     ``when``: ``success`` runs after needs that all succeeded, ``ended`` after needs that ran at all.
     ``repeated_on_fallback`` steps run again with each provider of the chain. ``post_agent`` steps follow an agent that
     has started, whatever becomes of it: when work ends before them, finalize begins with them. Commands of a step that
@@ -65,10 +67,15 @@ class Step(Struct, frozen=True, kw_only=True):
     network: str = "none"
     mounts: tuple[PlannedMount, ...] = ()
     secrets: tuple[SecretGrant, ...] = ()
+    injected: tuple[Injection, ...] = ()
     repeated_on_fallback: bool = False
     post_agent: bool = False
     fills_disk: bool = False
     routine: bool = False
+
+    @property
+    def secret_names(self) -> list[str]:
+        return [one.name for one in self.secrets] + [one.secret for one in self.injected]
 
 
 class PlannedCluster(Struct, frozen=True, kw_only=True):

@@ -157,6 +157,7 @@ def _rows(step: Step, run: RunPlan) -> Iterator[Row]:
     yield from (Row(step="", what=part, origin=origin) for origin, part in _mounts(step))
     yield from (Row(step="", what=part, origin=origin) for origin, part in _hosts(step))
     yield from (Row(step="", what=_secret(given), origin=given.origin) for given in step.secrets)
+    yield from (Row(step="", what=f"adds {one}, outside", origin=one.origin) for one in step.injected)
     limited = run.origins.get(f"timeouts.{step.kind}", step.origin)
     if limited not in (step.origin, DEFAULTS):
         yield Row(step="", what=f"limit {duration(step.deadline_seconds)}", origin=limited)

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from runner.core.errors import Place, RunnerError, Unenforceable
 from runner.core.hosts import NetworkSpec
+from runner.core.injection import Injection
 from runner.core.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount, Pull
 from runner.manifest.load import DEFAULTS
 from runner.spec.checkout import TaskContext
@@ -244,13 +245,17 @@ class FromKeyring(Struct, frozen=True, tag="keyring"):
 
 
 class SecretSpec(Struct, frozen=True, kw_only=True):
-    """A value that commands of some steps get, in a variable or, ``as_file``, in a file; and where it is until then."""
+    """A value that commands of some steps get, in a variable or, ``as_file``, in a file; and where it is until then.
+
+    With an ``injection`` they never get it: requests of theirs do.
+    """
 
     name: str
     source: FromEnv | FromFile | FromCommand | FromKeyring
     steps: tuple[str, ...]
     as_file: bool
     at: Place
+    injection: Injection | None = None
 
 
 class Demand(Struct, frozen=True):

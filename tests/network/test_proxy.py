@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,10 +17,13 @@ from msgspec import Struct
 from runner.core.hosts import Address, NetworkSpec, parse_rule
 from runner.core.model import NetworkRefusal
 from runner.core.nurseries import open_services
-from runner.network import proxy
+from runner.network import exchange, proxy_client
+from runner.network.exchange import Limits
 from runner.network.proxy import open_egress
 from runner.ports.network import MAX_REPORTED, EgressConnection
 
+LIMITS = Limits()
+NO_REACH: Mapping[str, str] = {}
 NAMES = {"a.test": "127.0.0.1", "b.test": "127.0.0.1", "meta.test": "169.254.169.254"}
 
 
@@ -55,10 +58,13 @@ class House(Struct):
 
 
 @asynccontextmanager
-async def house(*rules: str, private: bool = True) -> AsyncIterator[House]:
+async def house(
+    *rules: str, private: bool = True, limits: Limits = LIMITS, reach: Mapping[str, str] = NO_REACH
+) -> AsyncIterator[House]:
     allowed = NetworkSpec(tuple(parse_rule(rule, private=private) for rule in rules))
     told: list[EgressConnection] = []
-    async with open_egress(allowed, told.append, resolve=resolve) as session, open_services() as services:
+    egress = open_egress(allowed, told.append, reach=reach, resolve=resolve, limits=limits)
+    async with egress as session, open_services() as services:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
         async def serve(stream: trio.SocketStream) -> None:
@@ -161,7 +167,8 @@ async def test_the_address_that_was_judged_is_the_one_that_is_dialled() -> None:
         allowed = NetworkSpec((parse_rule(f"a.test:{port}", private=True),))
         told: list[EgressConnection] = []
         ours, theirs = trio.testing.memory_stream_pair()
-        async with open_egress(allowed, told.append, resolve=rebinding) as session, trio.open_nursery() as nursery:
+        egress = open_egress(allowed, told.append, reach={}, resolve=rebinding)
+        async with egress as session, trio.open_nursery() as nursery:
             nursery.start_soon(session.serve, theirs)
             await ours.send_all(b"CONNECT a.test:%d HTTP/1.1\r\nHost: a\r\n\r\nping" % port)
             assert b"200" in await ours.receive_some()
@@ -224,11 +231,11 @@ async def test_a_server_that_speaks_first_is_heard() -> None:
                     heard += await stream.receive_some()
 
 
-async def test_silence_ends_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy, "IDLE_SECONDS", 0.2)
+async def test_silence_ends_a_tunnel() -> None:
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
-    async with open_services() as services, house(f"a.test:{port}") as inside:
+    limits = Limits(idle_seconds=0.2)
+    async with open_services() as services, house(f"a.test:{port}", limits=limits) as inside:
         services.start_soon(trio.serve_listeners, lambda stream: trio.sleep_forever(), listeners)
 
         assert b"200" in await inside.ask(b"CONNECT a.test:%d HTTP/1.0\r\n\r\n" % port)
@@ -241,18 +248,20 @@ async def test_silence_ends_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 async def test_a_request_that_does_not_go_on_is_refused(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     """And nothing else ends with it: an error would take the workspace down."""
-    monkeypatch.setattr(proxy, "READ_SECONDS", 0.2)
-    async with server(b"pong") as (port, _), house(f"a.test:{port}") as inside:
-        begun = begun.replace(b"%d", b"%d" % port)
+    for module in (exchange, proxy_client):
+        monkeypatch.setattr(module, "HEAD_SECONDS", 0.2)
+    waits = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    silent = waits[0].socket.getsockname()[1]
+    rules = (f"a.test:{waits[0].socket.getsockname()[1]}",)
+    async with open_services() as services, server(b"pong") as (port, _), house(f"a.test:{port}", *rules) as inside:
+        services.start_soon(trio.serve_listeners, lambda stream: trio.sleep_forever(), waits)
+        begun = begun.replace(b"%d", b"%d" % silent)
         assert await inside.refused(begun) == (408, NetworkRefusal.MALFORMED)
         assert b"pong" in await inside.ask(b"CONNECT a.test:%d HTTP/1.0\r\n\r\nping" % port)
 
 
-async def test_more_connections_than_a_session_takes_are_refused_and_the_rest_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(proxy, "MAX_CONNECTIONS", 8)
-    async with server(b"pong") as (port, _), house(f"a.test:{port}") as inside:
+async def test_more_connections_than_a_session_takes_are_refused_and_the_rest_goes_on() -> None:
+    async with server(b"pong") as (port, _), house(f"a.test:{port}", limits=Limits(connections=8)) as inside:
         waiting = [await trio.open_tcp_stream("127.0.0.1", inside.proxy) for _ in range(8)]
         with trio.fail_after(20):
             status, refusal = await inside.refused(b"CONNECT a.test:%d HTTP/1.0\r\n\r\n" % port)
@@ -266,7 +275,7 @@ async def test_more_connections_than_a_session_takes_are_refused_and_the_rest_go
 
 async def test_millions_of_attempts_are_counted_and_not_listed() -> None:
     told: list[EgressConnection] = []
-    async with open_egress(NetworkSpec((parse_rule("a.test"),)), told.append, resolve=resolve) as session:
+    async with open_egress(NetworkSpec((parse_rule("a.test"),)), told.append, reach={}, resolve=resolve) as session:
         for _ in range(MAX_REPORTED + 50):
             ours, theirs = trio.testing.memory_stream_pair()
             await ours.send_all(b"CONNECT b.test:443 HTTP/1.0\r\n\r\n")
@@ -285,7 +294,7 @@ async def test_the_end_of_a_session_ends_its_connections() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     async with open_services() as services, trio.open_nursery() as nursery:
         services.start_soon(trio.serve_listeners, lambda stream: trio.sleep_forever(), listeners)
-        async with open_egress(allowed, told.append, resolve=resolve) as session:
+        async with open_egress(allowed, told.append, reach={}, resolve=resolve) as session:
             nursery.start_soon(session.serve, theirs)
             await ours.send_all(b"CONNECT a.test:%d HTTP/1.0\r\n\r\n" % port)
             assert b"200" in await ours.receive_some()

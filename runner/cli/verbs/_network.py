@@ -27,10 +27,12 @@ def show(record: RunRecord, form: str, out: Output) -> None:
 
 
 def _lines(uses: list[HostUse]) -> Iterator[str]:
+    from runner.core.plural import plural
     from runner.report.format import size
 
     if not uses:
         yield "no connection, and none was refused"
     for one in uses:
         how = f"refused: {one.refusal}" if one.refusal else f"{size(one.sent_bytes)} out, {size(one.received_bytes)} in"
+        how += f", {plural(one.requests, 'request')} with {one.credential}" if one.requests else ""
         yield f"{one.connections:>6}  {one.place or '(others)':<40}  {how:<32}  {one.origin}".rstrip()

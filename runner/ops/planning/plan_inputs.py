@@ -96,7 +96,11 @@ def keys_of(plan: RunPlan, facts: Facts, outputs: Mapping[str, object]) -> Keys:
         if hasattr(module, "inputs"):
             seen = context if step.mounts else {}
             versions = _versions(plan, facts) if made_anew(step) else {}
-            given = {"secrets": [(secret.name, secret.as_file) for secret in step.secrets]} if step.secrets else {}
+            given: dict[str, object] = {}
+            if step.secrets:
+                given["secrets"] = [(secret.name, secret.as_file) for secret in step.secrets]
+            if step.injected:
+                given["injected"] = [str(injection) for injection in step.injected]
             values = {**versions, **module.inputs(step.body), **seen, **given, "network": step.network}
             keys[step.id] = parts(values)
     return keys

@@ -5,8 +5,9 @@ Nothing is started to find out: of a secret that a command prints only the comma
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import NamedTuple
 
 import runner.agents
@@ -27,7 +28,7 @@ from runner.ops.runs.secret_values import check_secrets
 from runner.plan.model import RunPlan
 from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
-from runner.ports.network import EgressConnection, EgressSession
+from runner.ports.network import Credential, EgressConnection, EgressSession
 from runner.ports.provider import PATH, Images, program_directory
 from runner.runtime.context import AgentDependencies
 from runner.spec.model import Facts
@@ -45,18 +46,21 @@ def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redac
         agent=agent,
         gateway=gateway or ModelGateway(settings),
         cluster=Clusters(settings, redact),
-        open_egress=_open_egress,
+        open_egress=partial(_open_egress, settings.reach),
         model_key=lambda api: usable_key(settings.model_keys[api.value]),
         model_url=lambda api: settings.own_model_url(api.value),
     )
 
 
 def _open_egress(
-    allowed: NetworkSpec, tell: Callable[[EgressConnection], None]
+    reach: Mapping[str, str],
+    allowed: NetworkSpec,
+    tell: Callable[[EgressConnection], None],
+    credentials: Sequence[Credential] = (),
 ) -> AbstractAsyncContextManager[EgressSession]:
     from runner.network.proxy import open_egress  # with all that HTTP takes, which most runs do without
 
-    return open_egress(allowed, tell)
+    return open_egress(allowed, tell, credentials, reach=reach)
 
 
 async def refuse(

@@ -6,6 +6,7 @@ A value goes from here into the redactor, and into the processes of the steps th
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -21,6 +22,7 @@ from runner.plan.model import RunPlan
 from runner.spec.model import FromCommand, FromEnv, FromFile, FromKeyring, SecretSpec
 
 MOST = 64 << 10  # bytes of a value
+_IN_HEADER = re.compile(rb"[!-~]+(?: [!-~]+)*")
 SECONDS = 60.0  # for a command, which may ask a person
 
 
@@ -55,7 +57,7 @@ async def resolve_secrets(
     findings: list[RunnerError] = []
     values: dict[str, dict[str, Secret]] = {}
     for plan in plans:
-        names = {given.name for step in plan.steps if step.id not in done for given in step.secrets}
+        names = _needed(plan, done)
         values[plan.name] = found = {}
         for spec in specs.get(plan.name, ()):
             key = (spec.name, spec.source)
@@ -78,7 +80,7 @@ def check_secrets(
     """Raise ``Rejected`` with every secret that is known to be missing. Starts no command."""
     findings: dict[object, RunnerError] = {}
     for plan in plans:
-        names = {given.name for step in plan.steps if step.id not in done for given in step.secrets}
+        names = _needed(plan, done)
         for spec in specs.get(plan.name, ()):
             try:
                 if spec.name in names:
@@ -87,6 +89,11 @@ def check_secrets(
                 findings[spec.at] = type(error)(error.message, at=spec.at, hint=error.hint)
     if findings:
         raise Rejected(findings.values())
+
+
+def _needed(plan: RunPlan, done: Collection[str]) -> set[str]:
+    """Return the names of the secrets of steps that are not done."""
+    return {name for step in plan.steps if step.id not in done for name in step.secret_names}
 
 
 def _look(spec: SecretSpec, settings: Settings) -> None:
@@ -114,6 +121,8 @@ def _check(spec: SecretSpec, value: bytes) -> None:
         raise SecretMissing(f"secret `{spec.name}` has more than {MOST >> 10} KiB")
     if not value.strip():
         raise SecretMissing(f"secret `{spec.name}` is empty in {_words(spec)}")
+    if spec.injection is not None and not _IN_HEADER.fullmatch(value.rstrip(b"\r\n")):
+        raise UnfitSecret(f"secret `{spec.name}` is not one line of visible ASCII, which a header is")
     if not spec.as_file and b"\0" in value:
         raise UnfitSecret(f"secret `{spec.name}` holds a NUL, which no variable can", hint="write as: file")
 

@@ -50,7 +50,9 @@ async def take_commits(run: RunContext, mount_plan: MountPlan, policy: PathPolic
     _, handle = run.workspace.require()
     if run.workspace.base is None or not await trio.to_thread.run_sync(_moved, handle.tree, run.workspace.base):
         return ""
-    if run.secrets or _had_key(run):  # in what a later commit takes back, or in a message, one could be
+    if any(step.secrets for step in run.plan.steps) or _had_key(
+        run
+    ):  # in what a later commit takes back, or in a message, one could be
         await run.emit(ev.AgentCommitsImported(withheld="the commits of a run with secrets are not searched for them"))
         return ", commits of the agent withheld"
     now = trio.current_time()

@@ -1,0 +1,311 @@
+"""HTTP/1 between a command and a host: each request and each answer is parsed, and framed anew.
+
+Nothing here decides who may ask whom. ``Traffic`` is what is known of one connection, and what bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import h11
+import trio
+from msgspec import Struct
+
+from runner.core.model import NetworkRefusal
+from runner.core.nurseries import open_services
+from runner.network.http import MAX_HEAD, Headers
+from runner.ports.network import EgressConnection
+from runner.ports.provider import Connection
+
+HEAD_SECONDS = 60.0  # for the first bytes of a connection, and for the head of each request once it has begun
+CHUNK = 64 << 10
+ENDED = (trio.BrokenResourceError, trio.ClosedResourceError)
+# RFC 9110 section 7.6.1, and what is meant for a proxy.
+_OF_ONE_HOP = frozenset(
+    b"connection proxy-connection keep-alive te trailer upgrade proxy-authorization proxy-authenticate expect".split()
+)
+
+
+class Refused(Exception):
+    """A connection is refused, or cut. Never leaves the session."""
+
+    def __init__(self, refusal: NetworkRefusal, message: str, status: int = 403) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+        self.status = status
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Limits of a session. ``connections`` are those at once, ``session_bytes`` those of all, both ways."""
+
+    connections: int = 256
+    session_bytes: int = 64 << 30
+    idle_seconds: float = 600.0  # without a byte in either direction
+    total_seconds: float = 12 * 3600.0
+
+
+class Traffic:
+    """A connection, as much of it as is known. ``scope`` ends it when nothing comes for too long, or after all."""
+
+    def __init__(self, limits: Limits, left: list[int]) -> None:
+        """``left`` is the bytes that the session may still carry."""
+        self.host, self.port, self.address, self.rule, self.origin, self.credential = "", 0, "", "", "", ""
+        self.sent_bytes = self.received_bytes = self.requests = 0
+        self._limits, self._left = limits, left
+        self._until = trio.current_time() + limits.total_seconds
+        self.scope = trio.CancelScope()
+        self.alive()
+
+    def alive(self) -> None:
+        self.scope.deadline = min(trio.current_time() + self._limits.idle_seconds, self._until)
+
+    def sent(self, count: int) -> None:
+        self.sent_bytes += count
+        self._count(count)
+
+    def received(self, count: int) -> None:
+        self.received_bytes += count
+        self._count(count)
+
+    def _count(self, count: int) -> None:
+        self.alive()
+        self._left[0] -= count
+        if self._left[0] < 0:
+            most = self._limits.session_bytes >> 20
+            raise Refused(NetworkRefusal.BYTES, f"commands of a step get at most {most} MiB over the network", 503)
+
+    def ended(self, seconds: float, refusal: NetworkRefusal | None) -> EgressConnection:
+        return EgressConnection(
+            host=self.host,
+            port=self.port,
+            address=self.address,
+            rule=self.rule,
+            origin=self.origin,
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
+            requests=self.requests,
+            credential=self.credential,
+            seconds=seconds,
+            refusal=refusal,
+        )
+
+    def overdue(self) -> Refused:
+        """Return the limit that ended ``scope``."""
+        if trio.current_time() >= self._until:
+            return Refused(NetworkRefusal.TIME, f"a connection ends after {self._limits.total_seconds:g} s", 504)
+        return Refused(NetworkRefusal.IDLE, f"no byte came for {self._limits.idle_seconds:g} s", 504)
+
+
+class Buffered(trio.abc.HalfCloseableStream):
+    """One end of a connection, whose first bytes may have been read already."""
+
+    def __init__(
+        self, transport: Connection | trio.SocketStream | trio.SSLStream[Buffered] | Buffered, first: bytes = b""
+    ) -> None:
+        self._transport, self._first = transport, first
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Receive what was read already, whatever its size, and then from the connection."""
+        if not self._first:
+            return bytes(await self._transport.receive_some(max_bytes or CHUNK))
+        await trio.lowlevel.checkpoint()
+        data, self._first = self._first, b""
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._transport.send_all(bytes(data))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def send_eof(self) -> None:
+        """Close the sending direction. Raises ``trio.BrokenResourceError`` with TLS, which can close both only."""
+        if isinstance(self._transport, trio.SSLStream):
+            raise trio.BrokenResourceError
+        await self._transport.send_eof()
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+
+Opening = Callable[[], Awaitable[bytes]]
+
+
+class Wire:
+    """One end of an HTTP/1 connection: a command's, or that of a host, which counts its bytes."""
+
+    def __init__(self, stream: Buffered, traffic: Traffic, *, host: bool = False) -> None:
+        self.stream, self.traffic = stream, traffic
+        self._counts = host
+        self.protocol = h11.Connection(h11.CLIENT if host else h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+
+    async def next_event(self) -> h11.Event | type[h11.PAUSED]:
+        while (event := self.protocol.next_event()) is h11.NEED_DATA:
+            data = await self.stream.receive_some(CHUNK)
+            if self._counts:
+                self.traffic.received(len(data))
+            self.protocol.receive_data(data)
+        return event  # type: ignore[return-value]  # the other sentinel is handled
+
+    async def head(self, seconds: float | None = None) -> h11.Request | None:
+        """Return the head of the next request; ``None`` when there is no other."""
+        with trio.move_on_after(HEAD_SECONDS if seconds is None else seconds):
+            event = await self.next_event()
+            return event if isinstance(event, h11.Request) else None
+        raise Refused(NetworkRefusal.MALFORMED, "the request did not go on", 408)
+
+    async def send(self, *events: h11.Event) -> None:
+        data = b"".join(self.protocol.send(event) or b"" for event in events)
+        if self._counts:
+            self.traffic.sent(len(data))
+        await self.stream.send_all(data)
+
+    def again(self) -> bool:
+        """Tell whether the connection takes another request after this one, and get ready for it."""
+        if {self.protocol.our_state, self.protocol.their_state} != {h11.DONE}:
+            return False
+        self.protocol.start_next_cycle()
+        return True
+
+    async def answer(self, status: int, message: str) -> None:
+        """Answer a request here, unless an answer is under way or the command has gone."""
+        if self.protocol.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        body = f"runner: {message}\n".encode()
+        headers = [("content-type", "text/plain"), ("content-length", str(len(body))), ("connection", "close")]
+        with suppress(*ENDED):
+            await self.send(h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+
+
+class Watch:
+    """Looks for credentials in what a host answers; what may be the beginning of one waits for the next piece."""
+
+    def __init__(self, needles: Sequence[bytes]) -> None:
+        self._needles = needles
+        self._held = b""
+
+    def pass_on(self, data: bytes, *, last: bool = False) -> bytes:
+        """Return what may be sent on by now. Raises ``Refused`` for a credential."""
+        text = self._held + data
+        if any(needle in text for needle in self._needles):
+            raise Refused(NetworkRefusal.ECHO, "the host gave the credential back", 502)
+        held = 0 if last else max((_begun(text, needle) for needle in self._needles), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+def _begun(text: bytes, needle: bytes) -> int:
+    """Return how many bytes at the end of a text are the beginning of a needle."""
+    return next((n for n in range(min(len(needle) - 1, len(text)), 0, -1) if text.endswith(needle[:n])), 0)
+
+
+def end_to_end(headers: Headers, *less: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the headers that are not for the next hop only."""
+    return [(name, value) for name, value in headers if name not in _OF_ONE_HOP and name not in less]
+
+
+async def forward(client: Wire, server: Wire, request: h11.Request, watch: Watch) -> None:
+    """Send a request on and its answer back; after an upgrade, bytes until both ends are done."""
+    failure: Refused | h11.ProtocolError | None = None
+    if client.protocol.they_are_waiting_for_100_continue:
+        await client.send(h11.InformationalResponse(status_code=100, headers=[]))
+
+    async with open_services() as services:
+
+        async def upload() -> None:
+            nonlocal failure
+            try:
+                while isinstance(event := await _next_of_body(client), h11.Data):
+                    await server.send(event)
+                await server.send(h11.EndOfMessage())
+            except (Refused, h11.ProtocolError) as error:
+                failure = error
+                services.cancel_scope.cancel()
+            except ENDED:
+                pass  # the answer says why, if there is one
+
+        await server.send(request)
+        services.start_soon(upload)
+        upgraded = await _download(client, server, watch)
+    if failure is not None:
+        raise failure
+    if upgraded:
+        theirs = Buffered(server.stream, server.protocol.trailing_data[0])
+
+        async def opening() -> bytes:
+            return client.protocol.trailing_data[0] or await client.stream.receive_some(CHUNK)
+
+        await copy(client.stream, theirs, server.traffic, opening, watch)
+
+
+async def _next_of_body(client: Wire) -> h11.Event | type[h11.PAUSED]:
+    with trio.move_on_after(HEAD_SECONDS):
+        return await client.next_event()
+    raise Refused(NetworkRefusal.MALFORMED, "the request did not go on", 408)
+
+
+async def _download(client: Wire, server: Wire, watch: Watch) -> bool:
+    """Send an answer back; return whether it ends HTTP on this connection."""
+    while True:
+        try:
+            answer = await server.next_event()
+        except h11.RemoteProtocolError as error:
+            raise Refused(
+                NetworkRefusal.UNREACHABLE, f"the host does not answer as HTTP/1 wants: {error}", 502
+            ) from None
+        if isinstance(answer, h11.Response | h11.InformationalResponse):
+            switches = answer.status_code == 101
+            headers = list(answer.headers) if switches else end_to_end(answer.headers, b"alt-svc")
+            head = b"\n".join(value for _, value in headers)
+            watch.pass_on(head, last=True)
+            if switches:
+                await client.send(h11.InformationalResponse(status_code=101, headers=headers))
+                return True
+            if isinstance(answer, h11.Response):
+                await client.send(h11.Response(status_code=answer.status_code, headers=headers, reason=answer.reason))
+        elif isinstance(answer, h11.Data):
+            if data := watch.pass_on(bytes(answer.data)):
+                await client.send(h11.Data(data=data))
+        elif isinstance(answer, h11.EndOfMessage):
+            rest = watch.pass_on(b"", last=True)
+            await client.send(*([h11.Data(data=rest)] if rest else []), h11.EndOfMessage())
+            return False
+        else:
+            raise trio.BrokenResourceError("the host has gone")
+
+
+async def copy(client: Buffered, server: Buffered, traffic: Traffic, opening: Opening, watch: Watch) -> None:
+    """Copy both ways until both ends are done. ``opening`` gets the first bytes of the client."""
+    failure: Refused | None = None
+
+    async with trio.open_nursery() as nursery:
+
+        async def one_way(copying: Callable[[], Awaitable[None]], to: Buffered) -> None:
+            nonlocal failure
+            try:
+                await copying()
+                await to.send_eof()
+            except Refused as refused:
+                failure = refused
+                nursery.cancel_scope.cancel()
+            except ENDED:
+                nursery.cancel_scope.cancel()
+
+        async def up() -> None:
+            data = await opening()
+            while data:
+                traffic.sent(len(data))
+                await server.send_all(data)
+                data = await client.receive_some(CHUNK)
+
+        async def down() -> None:
+            while data := await server.receive_some(CHUNK):
+                traffic.received(len(data))
+                if data := watch.pass_on(data):
+                    await client.send_all(data)
+
+        nursery.start_soon(one_way, up, server)
+        nursery.start_soon(one_way, down, client)
+    if failure is not None:
+        raise failure
