@@ -67,7 +67,7 @@ class Way:
     async def dial_http(
         self, name: str, port: int, request: h11.Request, traffic: Traffic
     ) -> tuple[Buffered, h11.Request]:
-        """Connect to a canonical host for one request, whose first header is ``Host``, and return it as it is to be sent.
+        """Connect to a canonical host for one request, and return it as it is to be sent; it begins with ``Host``.
 
         Raises ``Refused``.
         """
