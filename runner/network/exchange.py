@@ -5,6 +5,7 @@ Nothing here decides who may ask whom. ``Traffic`` is what is known of one conne
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -20,6 +21,7 @@ from runner.ports.provider import Connection
 
 HEAD_SECONDS = 60.0  # for the first bytes of a connection, and for the head of each request once it has begun
 CHUNK = 64 << 10
+_BEGINNING = 4  # bytes of a credential that wait for more, so that a message that ends like it is not kept for ever
 ENDED = (trio.BrokenResourceError, trio.ClosedResourceError)
 # RFC 9110 section 7.6.1, and what is meant for a proxy.
 _OF_ONE_HOP = frozenset(
@@ -142,7 +144,12 @@ class Wire:
 
     async def next_event(self) -> h11.Event | type[h11.PAUSED]:
         while (event := self.protocol.next_event()) is h11.NEED_DATA:
-            data = await self.stream.receive_some(CHUNK)
+            try:
+                data = await self.stream.receive_some(CHUNK)
+            except trio.BrokenResourceError as error:
+                if isinstance(error.__cause__, ssl.SSLError):
+                    raise tls_failure(self.traffic.host, error.__cause__) from None
+                raise
             if self._counts:
                 self.traffic.received(len(data))
             self.protocol.receive_data(data)
@@ -196,8 +203,20 @@ class Watch:
 
 
 def _begun(text: bytes, needle: bytes) -> int:
-    """Return how many bytes at the end of a text are the beginning of a needle."""
-    return next((n for n in range(min(len(needle) - 1, len(text)), 0, -1) if text.endswith(needle[:n])), 0)
+    """Return how many bytes at the end of a text are the beginning of a needle, if they are enough to tell."""
+    most = min(len(needle) - 1, len(text))
+    return next((n for n in range(most, _BEGINNING - 1, -1) if text.endswith(needle[:n])), 0)
+
+
+def tls_failure(host: str, error: BaseException | None) -> Refused:
+    """Name the reason for which TLS with a host failed."""
+    reason = getattr(error, "reason", None) or ""
+    if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
+        why = "wants a certificate of its clients, and commands have none here"
+    else:
+        words = getattr(error, "verify_message", None) or reason.lower().replace("_", " ")
+        why = f"cannot be verified: {words or 'no TLS'}"
+    return Refused(NetworkRefusal.CERTIFICATE, f"`{host}` {why}", 502)
 
 
 def end_to_end(headers: Headers, *less: bytes) -> list[tuple[bytes, bytes]]:

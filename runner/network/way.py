@@ -19,7 +19,7 @@ import trio
 
 from runner.core.hosts import Address, NetworkSpec, host_port, is_address, reachable
 from runner.core.model import NetworkRefusal
-from runner.network.exchange import ENDED, Buffered, Refused, Traffic, Wire
+from runner.network.exchange import ENDED, Buffered, Refused, Traffic, Wire, tls_failure
 from runner.network.host_proxy import HostProxy, find_proxy
 
 CONNECT_SECONDS = 15.0  # for each address
@@ -160,8 +160,5 @@ async def _secure(server: Buffered, context: ssl.SSLContext, name: str) -> Buffe
             await stream.do_handshake()
     except (*ENDED, trio.TooSlowError) as error:
         await trio.aclose_forcefully(server)
-        cause = error.__cause__
-        why = getattr(cause, "verify_message", None) or getattr(cause, "reason", None) or "no TLS"
-        message = f"`{name}` cannot be verified: {str(why).lower().replace('_', ' ')}"
-        raise Refused(NetworkRefusal.CERTIFICATE, message, 502) from None
+        raise tls_failure(name, error.__cause__) from None
     return Buffered(stream)
