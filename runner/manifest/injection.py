@@ -66,11 +66,18 @@ class InjectedSecret(Shape):
     )
 
     @model_validator(mode="after")
-    def _one_kind(self) -> InjectedSecret:
+    def _sent_in_one_way(self) -> InjectedSecret:
         if sum(getattr(self, kind) is not None for kind in _KINDS) != 1:
             raise Faults(Fault((), "a credential is sent in exactly one way", f"write one of {', '.join(_KINDS)}"))
         if self.header is not None and self.header.lower() in _RESERVED:
             raise Faults(Fault(("header",), f"`{self.header}` cannot be set", "name the header that the host asks for"))
+        faults = [
+            Fault(("allow", at), f"`{rule}` is a path that servers read in several ways", "leave out `..` and `//`")
+            for at, rule in enumerate(self.allow or ())
+            if canonical_path(rule.rpartition(" ")[2]) is None
+        ]
+        if faults:
+            raise Faults(*faults)
         return self
 
     def injection(self, origin: str) -> Injection:

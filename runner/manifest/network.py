@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic.config import JsonDict
 
 from runner.core.hosts import LONGEST, RULE, NetworkRule, NetworkSpec, parse_rule
+from runner.manifest.injection import InjectedSecret
 from runner.manifest.kinds._fields import FORM, Fault, Faults, Shape
 
 if TYPE_CHECKING:
@@ -52,14 +54,39 @@ Hosts = Annotated[
 _HOSTS = "Hosts: `HOST` for ports 80 and 443, `HOST:PORT`, `*.HOST` for all names below it."
 
 
+_INJECT = "Credentials that requests to some of these hosts get, outside the workspace."
+
+
+def _check_inject(allow: Sequence[str | PrivateHost], inject: Sequence[InjectedSecret]) -> None:
+    """Raise a fault for each credential of a host that is not allowed."""
+    rules = [parse_rule(one if isinstance(one, str) else one.host) for one in allow]
+    hosts = [(one.host, one.injection("")) for one in inject]
+    faults = [
+        Fault(("inject", position, "host"), f"`{written}` is not allowed here", f"add `{written}` to `allow`")
+        for position, (written, found) in enumerate(hosts)
+        if not any(rule.allows(found.host, found.port) for rule in rules)
+    ]
+    if faults:
+        raise Faults(*faults)
+
+
 class AllowedHosts(Shape):
     """The only hosts that can be reached."""
 
     allow: Hosts = Field(description=_HOSTS)
+    inject: list[InjectedSecret] | None = Field(None, description=_INJECT)
+
+    @model_validator(mode="after")
+    def _credentials_for_allowed_hosts(self) -> AllowedHosts:
+        _check_inject(self.allow, self.inject or ())
+        return self
 
 
 _Word = Annotated[Literal["none", "open"], Tag(_WORD)]
 StepNetwork = Annotated[_Word | Annotated[AllowedHosts, Tag(_BLOCK)], Discriminator(_form)]
+
+
+_WHOLE_FORM = ("allow", "inject")
 
 
 class Networks(Shape):
@@ -69,11 +96,13 @@ class Networks(Shape):
         json_schema_extra={
             "minProperties": 1,
             "if": {"required": ["allow"]},
-            "then": {"properties": {"allow": {"type": "array"}}, "propertyNames": {"const": "allow"}},
+            "then": {"properties": {"allow": {"type": "array"}}, "propertyNames": {"enum": [*_WHOLE_FORM]}},
+            "else": {"not": {"required": ["inject"]}},
         }
     )
 
     allow: Hosts | None = Field(None, description=_HOSTS)
+    inject: list[InjectedSecret] | None = Field(None, description=_INJECT)
     dependencies: StepNetwork = Field("none", description="Network of the commands that install dependencies.")
     setup: StepNetwork = Field("none", description="Network of setup commands.")
     agent: StepNetwork = Field("none", description="Network of the agent.")
@@ -84,14 +113,19 @@ class Networks(Shape):
     def _one_form(self) -> Networks:
         if not self.model_fields_set:
             raise Faults(Fault((), "a network has hosts or steps", "write `allow`, or the name of a step"))
-        if "allow" in self.model_fields_set and (self.allow is None or len(self.model_fields_set) > 1):
+        whole = [name for name in _WHOLE_FORM if name in self.model_fields_set]
+        if whole and (self.allow is None or self.model_fields_set - {*_WHOLE_FORM}):
             hint = "write the network of each step, or `allow` for all of them"
-            raise Faults(Fault(("allow",), "`allow` is for all steps, and stands alone", hint))
+            raise Faults(Fault((whole[0],), f"`{whole[0]}` is for all steps, and stands alone", hint))
+        _check_inject(self.allow or (), self.inject or ())
         return self
 
 
-STEPS = tuple(name for name in Networks.model_fields if name != "allow")
+STEPS = tuple(name for name in Networks.model_fields if name not in _WHOLE_FORM)
 Network = Annotated[_Word | Annotated[Networks, Tag(_BLOCK)], Discriminator(_form)]
+
+
+_Written = Literal["none", "open"] | Networks
 
 
 def networks_of(
@@ -105,6 +139,36 @@ def networks_of(
         return {step: _spec(document, getattr(written, step), (*keys, step)) for step in STEPS}
     every = _spec(document, written, keys)
     return {step: every if step in whole else NetworkSpec(origin=every.origin) for step in STEPS}
+
+
+def injected_in(
+    written: Literal["none", "open"] | Networks, *keys: str
+) -> Iterator[tuple[InjectedSecret, tuple[str, ...], tuple[str | int, ...]]]:
+    """Yield each credential of a network, the steps whose requests get it, and the keys that lead to it."""
+    if not isinstance(written, Networks):
+        return
+    blocks: list[tuple[AllowedHosts | Networks, tuple[str, ...], tuple[str, ...]]] = [(written, WHOLE, keys)]
+    blocks += [
+        (one, (step,), (*keys, step)) for step in STEPS if isinstance(one := getattr(written, step), AllowedHosts)
+    ]
+    for block, steps, path in blocks:
+        for position, one in enumerate(block.inject or ()):
+            yield one, steps, (*path, "inject", position)
+
+
+def without_credentials(
+    written: Literal["none", "open"] | Networks | None,
+) -> Literal["none", "open"] | Networks | None:
+    """Raise a fault for each credential of a network that is a ceiling."""
+    found = [keys[:-1] for _, _, keys in injected_in(written)] if written is not None else []
+    if found:
+        hint = "remove it; `secrets` names those that may be used"
+        raise Faults(*(Fault(keys, "a policy allows, and adds no credential", hint) for keys in dict.fromkeys(found)))
+    return written
+
+
+_WITHOUT: JsonDict = {"properties": {"inject": {"type": "null"}}}
+CEILING: JsonDict = {"properties": {"inject": {"type": "null"}, **dict.fromkeys(STEPS, _WITHOUT)}}
 
 
 def _spec(

@@ -116,7 +116,12 @@ def load_everything() -> None:
     """All that a command imports at some time, once for all forks, and what no setting changes."""
     for found in walk_packages(runner.__path__, "runner."):
         if not found.name.startswith(("runner.__main__", "runner.guest.build", "runner.testing")):
-            module = import_module(found.name)
+            try:
+                module = import_module(found.name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").startswith("runner"):
+                    raise
+                continue  # of a library that is not installed: who needs it says so
             if found.ispkg:
                 plugins.names(module)  # a fork as another user may not be able to look for them
     for name in _LIBRARIES:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from runner.manifest.kinds._fields import Body, Distinct, Isolation, Size, Text, no_repeats
-from runner.manifest.network import Network
+from runner.manifest.network import CEILING, Network, without_credentials
 
 KIND = "Policy"
 
@@ -29,8 +29,9 @@ class Spec(Body):
         description="The secrets that may be given to steps, by name; left out, every one.",
         json_schema_extra={"uniqueItems": True},
     )
-    network: Network | None = Field(
+    network: Annotated[Network | None, AfterValidator(without_credentials)] = Field(
         None,
+        json_schema_extra=CEILING,
         description="The most that steps may reach, all of them or each its own; left out, what the agent type says.",
     )
     min_isolation: Isolation = Field(description="The least isolation that a workspace must have.")

@@ -1,0 +1,166 @@
+"""Credentials that requests get outside the workspace, in whole runs with real clients: used, and nowhere inside."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from runner.core.redact import Redactor
+from tests.support import dockerd
+from tests.support.situations import Project
+
+TOKEN = "canary-7f3b9c2e51d84a06b7e2c9d1"  # its beginning is what is looked for inside
+THERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
+PROVIDERS = ["local", "docker", pytest.param("gvisor", marks=dockerd.GVISOR.mark)]
+# As it is, in base64 at each offset, and in hexadecimal. No pattern is found by itself.
+SEARCH = """
+import os, re, sys
+wanted = re.compile(rb"[c]anary-7|[Y]2FuYXJ5|[N]hbmFyeS|[j]YW5hcn|[6]3616e617279", re.I)
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in ("environ", "cmdline"):
+        try:
+            found = wanted.search(open(f"/proc/{pid}/{name}", "rb").read())
+        except OSError:
+            continue
+        print("FOUND in", pid, name) if found else None
+    try:
+        maps, memory = open(f"/proc/{pid}/maps"), open(f"/proc/{pid}/mem", "rb", 0)
+    except OSError:
+        continue
+    for line in maps:
+        begin, end = (int(one, 16) for one in line.split()[0].split("-"))
+        try:
+            memory.seek(begin)
+            print("FOUND in memory of", pid) if wanted.search(memory.read(end - begin)) else None
+        except (OSError, ValueError, OverflowError):
+            pass
+for top in ("/workspace", "/home", "/tmp", "/dev/shm", "/run", "/output"):
+    for folder, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(folder, name)
+            if os.path.isfile(path) and wanted.search(open(path, "rb").read()):
+                print("FOUND in", path)
+print("searched")
+"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers those who have the token, sends some elsewhere, and tells what it was asked with."""
+
+    asked: list[tuple[str, str, str | None]]
+
+    def do_GET(self) -> None:
+        self.asked.append((str(self.headers["Host"]).partition(":")[0], self.path, self.headers["Authorization"]))
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", f"https://{ELSEWHERE}:{self.server.server_port}/there")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = b"echo " + self.headers["Authorization"].encode() if self.path == "/echo" else b"welcome"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    file = tmp_path / "server.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=api", "-addext", f"subjectAltName=IP:{THERE},IP:{ELSEWHERE}",
+         "-keyout", str(file.with_suffix(".key")), "-out", str(file)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return file
+
+
+@pytest.fixture
+def port(certificate: Path) -> Iterator[int]:
+    """That of a server of this host with TLS."""
+    Handler.asked = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+    with ThreadingHTTPServer(("0.0.0.0", 0), Handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        Thread(target=server.serve_forever).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-24", only="provider")
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_commands_use_a_credential_that_is_nowhere_inside(
+    project: Project, certificate: Path, port: int, provider: str
+) -> None:
+    project.env |= {"API_TOKEN": TOKEN, "SSL_CERT_FILE": str(certificate)}
+    url = f"https://{THERE}:{port}"
+    project.script(
+        f"""
+        cat > /tmp/get.py <<'END'
+        import http.client, sys, urllib.error, urllib.request
+        for path in sys.argv[1:]:
+            try:
+                print(path, urllib.request.urlopen("{url}" + path).read().decode())
+            except urllib.error.HTTPError as error:
+                print(path, error.code)
+            except (OSError, http.client.HTTPException):
+                print(path, "cut")
+        END
+        cat > /tmp/search.py <<'END'
+        {SEARCH.replace(chr(10), chr(10) + " " * 8)}
+        END
+        env | grep -i token
+        python3 /tmp/get.py /repos/acme/x /repos/other /moved /echo
+        python3 /tmp/search.py
+        """,
+        workspace=f"""
+        network:
+          allow: [{{host: '{THERE}:{port}', private: true}}, {{host: '{ELSEWHERE}:{port}', private: true}}]
+          inject:
+            - name: API_TOKEN
+              from: {{env: API_TOKEN}}
+              host: {THERE}:{port}
+              bearer: true
+              allow: [GET /repos/acme/**, GET /moved, GET /echo]
+        """,
+        provider=provider,
+    )
+
+    planned = project.runner("plan", ".").out
+    record = project.succeed()
+
+    lines = project.logs("agent").splitlines()
+    assert lines == ["/repos/acme/x welcome", "/repos/other 403", "/moved welcome", "/echo cut", "searched"]
+    assert f"adds API_TOKEN for {THERE}:{port} as bearer" in " ".join(planned.split())
+    assert Handler.asked == [
+        (THERE, "/repos/acme/x", f"Bearer {TOKEN}"),
+        (THERE, "/moved", f"Bearer {TOKEN}"),
+        (ELSEWHERE, "/there", None),
+        (THERE, "/echo", f"Bearer {TOKEN}"),
+    ]
+    uses = json.loads(project.runner("runs", "network", "last", "--output", "json").out)
+    used = [(use["place"], use["refusal"], use["requests"], use["credential"]) for use in uses]
+    assert sorted(used, key=str) == [
+        (f"{THERE}:{port}", None, 2, "API_TOKEN"),
+        (f"{THERE}:{port}", "echo", 1, "API_TOKEN"),
+        (f"{THERE}:{port}", "request", 1, "API_TOKEN"),
+        (f"{ELSEWHERE}:{port}", None, 0, ""),
+    ]
+    assert record["network"] == uses
+    redactor = Redactor({"T": TOKEN.encode()})
+    kept = [path for path in (project.home / "state").rglob("*") if path.is_file()]
+    assert [path for path in kept if redactor.names_in(path.read_bytes())] == []
+    assert len(kept) > 10
