@@ -159,7 +159,7 @@ def test_commands_use_a_credential_that_is_nowhere_inside(
         (f"{THERE}:{port}", "request", 1, "API_TOKEN"),
         (f"{ELSEWHERE}:{port}", None, 0, ""),
     }
-    assert record["network"] == uses
+    assert [use for use in record["network"] if use not in uses] == []
     redactor = Redactor({"T": TOKEN.encode()})
     kept = [path for path in (project.home / "state").rglob("*") if path.is_file()]
     assert [path for path in kept if redactor.names_in(path.read_bytes())] == []

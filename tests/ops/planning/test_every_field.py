@@ -39,7 +39,12 @@ def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tup
             yield (*prefix, name)
 
 
-FIELDS = [(kind, ".".join(path)) for kind, spec in kinds().items() for path in leaves(spec)]
+def repeats(path: tuple[str, ...]) -> bool:
+    """Whether a field is one of a credential's that another place has as well: there its name alone is changed."""
+    return "inject" in path and path[:3] != ("workspace", "network", "inject") and path[-1] != "name"
+
+
+FIELDS = [(kind, ".".join(path)) for kind, spec in kinds().items() for path in leaves(spec) if not repeats(path)]
 
 INSTALL = {"run": "npm ci", "from": ["README"], "keep": ["node_modules"]}
 BASE: dict[str, dict[str, Any]] = {
@@ -89,6 +94,19 @@ READING = {
 }
 CLAUDE = {**BASE, "AgentType": {**BASE["AgentType"], "agent": "claude", "script": None}}
 
+INJECTED: dict[str, dict[str, Any]] = {
+    "name": {"bearer": True, "name": "C"},
+    "host": {"bearer": True, "host": "a.test:80"},
+    "bearer": {"bearer": True},
+    "basic": {"basic": "me"},
+    "header": {"header": "X-Key"},
+    "allow": {"bearer": True, "allow": ["GET /a"]},
+    "from.env": {"bearer": True},
+    "from.file": {"bearer": True, "from": {"file": "b"}},
+    "from.command": {"bearer": True, "from": {"command": ["b"]}},
+    "from.keyring.service": {"bearer": True, "from": {"keyring": {"service": "b", "user": "c"}}},
+    "from.keyring.user": {"bearer": True, "from": {"keyring": {"service": "b", "user": "c"}}},
+}
 PRIVATE_HOST = {"host": "pypi.org", "private": True}
 
 # field: (where to put it in the base, a value that differs from what holds there)
@@ -239,6 +257,15 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
         for kind, path in (("AgentType", ("workspace", "network")), ("Policy", ("network",)))
         for step in ((), *((name,) for name in STEPS))
         for field in PRIVATE_HOST
+    },
+    **{
+        (kind, ".".join((*path, *step, "inject", field))): (
+            (*path, *step),
+            {"allow": ["a.test"], "inject": [{"name": "A", "host": "a.test", "from": {"env": "B"}, **more}]},
+        )
+        for kind, path in (("AgentType", ("workspace", "network")), ("Policy", ("network",)))
+        for step in ((), *((name,) for name in STEPS))
+        for field, more in INJECTED.items()
     },
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
 }
