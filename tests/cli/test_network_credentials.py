@@ -60,7 +60,7 @@ class Handler(BaseHTTPRequestHandler):
         self.asked.append((str(self.headers["Host"]).partition(":")[0], self.path, self.headers["Authorization"]))
         if self.path == "/moved":
             self.send_response(302)
-            self.send_header("Location", f"https://{ELSEWHERE}:{self.server.server_port}/there")
+            self.send_header("Location", f"https://{ELSEWHERE}:{self.headers['Host'].partition(':')[2]}/there")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
