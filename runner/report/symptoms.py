@@ -21,6 +21,7 @@ _MODULE = re.compile(
     r"|cannot load such file -- (?P<ruby>\S+)"
 )
 _BRING = "put it into an image (`base_image`) or a directory of this host (`toolchains`); `runner init` looks for them"
+_FETCH = "let a command of `dependencies` fetch it (`network: {dependencies: {allow: [HOST]}}`)"
 
 
 def symptom(lines: Sequence[str], message: str, *, offline: bool) -> tuple[str, str] | None:
@@ -30,7 +31,7 @@ def symptom(lines: Sequence[str], message: str, *, offline: bool) -> tuple[str, 
     """
     text = "\n".join(lines)
     if offline and _NETWORK.search(text):
-        return "it asked the network, and its workspace has none", f"bring what it fetches: {_BRING}"
+        return "it asked the network, and its workspace has none", f"{_FETCH}, or {_BRING}"
     if found := _MODULE.search(text):
         return f"`{_name(found)}` is not in the workspace: what git ignores is not cloned", _BRING
     if found := _PROGRAM.search(text):

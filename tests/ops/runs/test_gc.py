@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -202,3 +203,24 @@ def test_the_longest_unused_mirrors_go_when_all_are_over_their_limit(project: Pr
     assert f"left alone  mirror {mirrors / 'held'}  4.0d old, in use" in done.out
     assert sorted(path.name for path in mirrors.iterdir() if path.is_dir()) == ["b", "c", "held"]
     assert "RUNNER_MIRROR_LIMIT        2600K " in project.runner("doctor", "--settings").out
+
+
+def test_unused_dependencies_go_after_the_retention_and_over_their_limit_but_never_those_in_use(
+    project: Project,
+) -> None:
+    project.script("true")
+    project.apply()
+    layers = project.home / "state" / "dependencies"
+    for name, days in (("stale", 31), ("held", 32), ("large", 2), ("young", 1)):
+        (layers / name).mkdir(parents=True)
+        (layers / name / "data").write_bytes(os.urandom(1 << 20))
+        set_age(layers / name, days)
+    project.env["RUNNER_DEPENDENCIES_LIMIT"] = "1100K"
+    with (layers / "held.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # as a run has it
+        done = project.runner("gc")
+
+    assert f"removed  dependencies {layers / 'stale'}  31.0d old" in done.out
+    assert "M, over RUNNER_DEPENDENCIES_LIMIT" in done.out
+    assert f"left alone  dependencies {layers / 'held'}  32.0d old, in use" in done.out
+    assert sorted(path.name for path in layers.iterdir() if path.is_dir()) == ["held", "young"]
