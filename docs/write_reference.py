@@ -265,14 +265,15 @@ def _inner(block: Mapping[str, Any], blocks: Mapping[str, Any], path: str) -> It
 
 
 def _choices(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [choice for choice in field.get("anyOf", [field]) if choice.get("type") != "null"]
+    several = field.get("anyOf") or field.get("oneOf")
+    found = [one for choice in several for one in _choices(choice)] if several else [field]
+    return [choice for choice in found if choice.get("type") != "null"]
 
 
 def _reference(field: Mapping[str, Any]) -> str | None:
     """The block in a field's values."""
     for choice in _choices(field):
-        items = choice.get("items", {})
-        for held in (choice, items, choice.get("additionalProperties", {}), *items.get("anyOf", ())):
+        for held in (choice, *_choices(choice.get("items", {})), choice.get("additionalProperties", {})):
             if isinstance(held, dict) and "$ref" in held:
                 return str(held["$ref"]).rpartition("/")[2]
     return None
