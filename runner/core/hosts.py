@@ -5,7 +5,7 @@ public. Nothing here resolves a name or dials.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from msgspec import Struct
@@ -60,12 +60,13 @@ class NetworkRule(Struct, frozen=True):
 class NetworkSpec(Struct, frozen=True):
     """The hosts that commands may reach: ``rules``, or with ``open`` every public one. Neither is no network.
 
-    ``origin`` is the manifest line.
+    ``origin`` is the manifest line. ``environment`` leads tools to the hosts that they are configured to use.
     """
 
     rules: tuple[NetworkRule, ...] = ()
     open: bool = False
     origin: str = ""
+    environment: Mapping[str, str] = {}
 
     def __bool__(self) -> bool:
         return self.open or bool(self.rules)
@@ -74,8 +75,8 @@ class NetworkSpec(Struct, frozen=True):
         return "open" if self.open else ", ".join(map(str, self.rules)) or "none"
 
     def rule_for(self, host: str, port: int) -> NetworkRule | None:
-        """Return the rule that allows a canonical host and a port."""
-        found = next((rule for rule in self.rules if rule.allows(host, port)), None)
+        """Return the rule that allows most of a canonical host and a port."""
+        found = max((rule for rule in self.rules if rule.allows(host, port)), key=lambda r: r.private, default=None)
         return NetworkRule("*", port, origin=self.origin) if found is None and self.open else found
 
     def excess(self, ceiling: NetworkSpec) -> list[str]:

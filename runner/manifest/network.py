@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from msgspec.structs import replace
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic.config import JsonDict
 
@@ -15,6 +16,7 @@ from runner.manifest.kinds._fields import FORM, Fault, Faults, Shape
 if TYPE_CHECKING:
     from runner.manifest.load import Document
 
+TOOLS = ("apt", "cargo", "git", "go", "npm", "pip", "uv")  # names of sets of hosts
 WHOLE = ("dependencies", "setup", "agent", "post_hook")  # steps that a network of the whole workspace is for
 _WORD, _BLOCK = FORM + "word", FORM + "block"
 
@@ -51,9 +53,10 @@ Hosts = Annotated[
     ],
     Field(min_length=1, max_length=200),
 ]
-_HOSTS = "Hosts: `HOST` for ports 80 and 443, `HOST:PORT`, `*.HOST` for all names below it."
-
-
+_HOSTS = (
+    "Hosts: `HOST` for ports 80 and 443, `HOST:PORT`, `*.HOST` for all names below it. The name of a `NetworkSet` means"
+    " its hosts; `apt`, `cargo`, `git`, `go`, `npm`, `pip` and `uv` mean those that the tool is configured to use."
+)
 _INJECT = "Credentials that requests to some of these hosts get, outside the workspace."
 
 
@@ -70,10 +73,15 @@ def _check_inject(allow: Sequence[str | PrivateHost], inject: Sequence[InjectedS
         raise Faults(*faults)
 
 
-class AllowedHosts(Shape):
-    """The only hosts that can be reached."""
+class HostList(Shape):
+    """Hosts that can be reached."""
 
     allow: Hosts = Field(description=_HOSTS)
+
+
+class AllowedHosts(HostList):
+    """The only hosts that can be reached."""
+
     inject: list[InjectedSecret] | None = Field(None, description=_INJECT)
 
     @model_validator(mode="after")
@@ -121,23 +129,32 @@ class Networks(Shape):
         return self
 
 
+Written = Literal["none", "open"] | HostList | Networks
 STEPS = tuple(name for name in Networks.model_fields if name not in _WHOLE_FORM)
 Network = Annotated[_Word | Annotated[Networks, Tag(_BLOCK)], Discriminator(_form)]
 
 
-_Written = Literal["none", "open"] | Networks
+def names_in(written: Written) -> set[str]:
+    """Return the words of a network that may be names of sets."""
+    steps = [getattr(written, step) for step in STEPS] if isinstance(written, Networks) else []
+    blocks: list[Written] = [written, *steps]
+    return {one for block in blocks if not isinstance(block, str) for one in block.allow or () if isinstance(one, str)}
 
 
 def networks_of(
-    document: Document, written: Literal["none", "open"] | Networks, *keys: str, whole: Sequence[str] = WHOLE
+    document: Document,
+    written: Literal["none", "open"] | Networks,
+    *keys: str,
+    whole: Sequence[str] = WHOLE,
+    sets: Mapping[str, NetworkSpec],
 ) -> dict[str, NetworkSpec]:
-    """Return what each step may reach, by the field at ``keys`` of a document.
+    """Return what each step may reach, by the field at ``keys`` of a document, with the hosts of ``sets`` by name.
 
     A network that is not given by step is for the steps ``whole``.
     """
     if isinstance(written, Networks) and written.allow is None:
-        return {step: _spec(document, getattr(written, step), (*keys, step)) for step in STEPS}
-    every = _spec(document, written, keys)
+        return {step: hosts_of(document, getattr(written, step), *keys, step, sets=sets) for step in STEPS}
+    every = hosts_of(document, written, *keys, sets=sets)
     return {step: every if step in whole else NetworkSpec(origin=every.origin) for step in STEPS}
 
 
@@ -171,16 +188,20 @@ _WITHOUT: JsonDict = {"properties": {"inject": {"type": "null"}}}
 CEILING: JsonDict = {"properties": {"inject": {"type": "null"}, **dict.fromkeys(STEPS, _WITHOUT)}}
 
 
-def _spec(
-    document: Document, written: Literal["none", "open"] | AllowedHosts | Networks, keys: tuple[str, ...]
-) -> NetworkSpec:
+def hosts_of(document: Document, written: Written, *keys: str, sets: Mapping[str, NetworkSpec]) -> NetworkSpec:
+    """Return what a network means that is written at ``keys`` of a document."""
     if isinstance(written, str):
         return NetworkSpec(open=written == "open", origin=document.origin(*keys))
-
-    def rules() -> Iterator[NetworkRule]:
-        for position, one in enumerate(written.allow or ()):
+    unique: dict[tuple[str, int | None, bool], NetworkRule] = {}
+    environment: dict[str, str] = {}
+    for position, one in enumerate(written.allow or ()):
+        origin = document.origin(*keys, "allow", position)
+        if isinstance(one, str) and one in sets:
+            environment |= sets[one].environment
+            rules = [replace(rule, origin=f"{origin} {one}: {rule.origin}") for rule in sets[one].rules]
+        else:
             host, private = (one, False) if isinstance(one, str) else (one.host, True)
-            yield parse_rule(host, private=private, origin=document.origin(*keys, "allow", position))
-
-    unique = {(rule.host, rule.port, rule.private): rule for rule in rules()}
-    return NetworkSpec(tuple(unique.values()), origin=document.origin(*keys))
+            rules = [parse_rule(host, private=private, origin=origin)]
+        for rule in rules:
+            unique.setdefault((rule.host, rule.port, rule.private), rule)
+    return NetworkSpec(tuple(unique.values()), origin=document.origin(*keys), environment=environment)

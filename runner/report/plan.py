@@ -223,7 +223,7 @@ def _mounts(step: Step) -> Iterator[tuple[str, str]]:
 def _hosts(step: Step) -> Iterator[tuple[str, str]]:
     """Return the hosts that a step's commands may reach, those of one manifest line together."""
     network = network_of(step)
-    parts = [(rule.origin, f"{rule}{' (private addresses too)' * rule.private}") for rule in network.rules]
+    parts = [(rule.origin, f"{rule}{' (private too)' * rule.private}") for rule in network.rules]
     parts += [(network.origin, "every public host")] * network.open
     return ((origin, f"reaches {hosts}") for origin, hosts in _together(parts))
 

@@ -59,7 +59,7 @@ async def open_network(
             credentials = [Credential(one, run.secrets[one.secret]) for one in _injected(run, step)]
             egress = run.deps.open_egress(allowed, tell, credentials)
             async with egress as session, workspace.listen(session.serve) as port:
-                yield {**proxy_variables(port), **await _trust(workspace, session.trust)}
+                yield {**allowed.environment, **proxy_variables(port), **await _trust(workspace, session.trust)}
 
 
 def _injected(run: RunContext, step: str) -> tuple[Injection, ...]:

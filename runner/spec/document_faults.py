@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import asdict
 from pydantic import BaseModel
 
-from runner.core.errors import BadRef, BadValue, Place, RunnerError
+from runner.core.errors import BadName, BadRef, BadValue, Place, RunnerError
 from runner.core.ids import BRANCH_HINT, is_branch
 from runner.core.sanitize import excerpt
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
@@ -15,6 +15,7 @@ from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
+from runner.manifest.network import TOOLS
 from runner.policy.paths import check_pattern
 from runner.policy.protected import check_protected
 from runner.policy.toolchains import check_toolchain
@@ -66,7 +67,7 @@ def missing_faults(selected: Selected, missing: Iterable[Missing]) -> Iterator[R
 def _place(selected: Selected, missing: Missing) -> Place:
     agent, run = selected.agent_type, selected.run
     match missing.what:
-        case Wanted.PROVIDERS | Wanted.TOOLCHAINS | Wanted.DEPENDENCIES:
+        case Wanted.PROVIDERS | Wanted.TOOLCHAINS | Wanted.DEPENDENCIES | Wanted.NETWORK:
             return agent.place("workspace", missing.what.value)
         case Wanted.IMAGE:
             return agent.place("workspace", "base_image")
@@ -93,6 +94,9 @@ def document_faults(document: Document) -> list[RunnerError]:
         for position, text in enumerate(texts)
         if isinstance(text, str) and (complaint := check(text))
     ]
+    if document.kind == "NetworkSet" and document.name in TOOLS:
+        at = document.tree.place("metadata", "name")
+        found.append(BadName(f"`{document.name}` means the hosts of that tool", at=at, hint="rename the set"))
     malformed = (template.check(text, at=document.place(*keys)) for keys, text in _templated(document.spec))
     return found + [error for error in malformed if error]
 

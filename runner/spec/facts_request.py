@@ -49,6 +49,7 @@ class FactsRequest(Struct, frozen=True, kw_only=True):
     skills: tuple[str, ...]
     uses_keys: bool  # the repository is reached with the ssh keys or the netrc of this host's user
     cluster: WantedCluster | None
+    tools: tuple[str, ...]  # whose hosts networks name
 
 
 def facts_request(
@@ -90,6 +91,7 @@ def facts_request(
         and checkout.url is not None
         and uses_keys(checkout.url, settings.git_credentials),
         cluster=wanted_cluster(selected, settings),
+        tools=() if untrusted else selected.tools,
     )
     return request, findings
 

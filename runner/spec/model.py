@@ -120,6 +120,7 @@ class Wanted(StrEnum):
     SCRIPT = "script"
     INCIDENT = "incident"
     SKILL = "skill"
+    NETWORK = "network"
     AGENTS_FILE = "agents file"
 
 
@@ -138,6 +139,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     project. ``lock_files`` are the files that dependencies are made from, by path, with the hash of each.
     ``incident`` is the incident's document for templates, and ``incident_files`` are ``None`` without one;
     ``left_out`` says which of its files no agent sees. ``skills`` are files by their paths below the skill's name.
+    ``networks`` are the hosts that tools are configured to use, by the tool's name.
     Resolving reports what is ``missing`` at its place, and with any of it there is no plan.
     """
 
@@ -154,6 +156,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     incident: Mapping[str, object] = {}
     incident_files: Mapping[str, ContextFile] | None = None
     left_out: str = ""
+    networks: Mapping[str, NetworkSpec] = {}
     missing: tuple[Missing, ...] = ()
 
     @property
@@ -182,6 +185,10 @@ class RunFacts(Struct, frozen=True, kw_only=True):
             "files": {
                 kind: {name: {"sha256": file.sha256, "size": file.size} for name, file in files.items()}
                 for kind, files in self.files.items()
+            },
+            "networks": {
+                tool: [sorted((str(rule), rule.private) for rule in one.rules), one.environment]
+                for tool, one in self.networks.items()
             },
         }
         return {name: value for name, value in found.items() if value}

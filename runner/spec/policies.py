@@ -9,17 +9,21 @@ from runner.core.hosts import NetworkSpec
 from runner.core.model import IsolationClass
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.load import Document
-from runner.manifest.network import STEPS, networks_of
-from runner.spec.model import PolicyFile, PolicySpec
+from runner.manifest.network import STEPS, HostList, hosts_of, networks_of
+from runner.spec.model import PolicyFile, PolicySpec, RunFacts
 from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
 from runner.spec.select import Selected
 
 
 def policies_of(
-    documents: Sequence[Document], file: PolicyFile | None, *, untrusted: bool
+    documents: Sequence[Document],
+    file: PolicyFile | None,
+    *,
+    untrusted: bool,
+    sets: Mapping[str, NetworkSpec] | None = None,
 ) -> tuple[tuple[PolicySpec, ...], OwnPolicy | None, list[RunnerError]]:
     """Compose policies with the repository's own, if any, and return that one too."""
-    policies = tuple(_policy(document) for document in documents)
+    policies = tuple(_policy(document, sets or {}) for document in documents)
     if file is None:
         return policies, None, []
     own, found = read_own(file)
@@ -29,9 +33,26 @@ def policies_of(
     return policies, own, found + more
 
 
-def _policy(document: Document) -> PolicySpec:
+def network_sets(selected: Selected, found: RunFacts, *, ceiling: bool = False) -> dict[str, NetworkSpec]:
+    """Return the hosts of each name that networks use.
+
+    For a ``ceiling`` a tool has those of this host's own configuration, so that a repository does not raise it.
+    """
+    tools = dict(found.networks)
+    if ceiling:
+        own = {tool: tuple(rule for rule in one.rules if rule.private) for tool, one in tools.items()}
+        tools = {tool: NetworkSpec(rules) for tool, rules in own.items()}
+    teams = {}
+    for document in selected.network_sets:
+        assert isinstance(document.spec, HostList)
+        teams[document.name] = hosts_of(document, document.spec, sets=tools)
+    return {**teams, **tools}
+
+
+def _policy(document: Document, sets: Mapping[str, NetworkSpec]) -> PolicySpec:
     spec = document.spec
     assert isinstance(spec, PolicyKindSpec)
+    network = spec.network
     return PolicySpec(
         name=document.name,
         origin=document.origin(),
@@ -41,7 +62,7 @@ def _policy(document: Document) -> PolicySpec:
         providers=tuple(spec.providers) if spec.providers is not None else None,
         min_isolation=IsolationClass(spec.min_isolation),
         secrets=tuple(spec.secrets) if spec.secrets is not None else None,
-        network=networks_of(document, spec.network, "network", whole=STEPS) if spec.network is not None else None,
+        network=networks_of(document, network, "network", whole=STEPS, sets=sets) if network is not None else None,
     )
 
 

@@ -35,7 +35,7 @@ from runner.spec.model import (
     VerifySpec,
     Wanted,
 )
-from runner.spec.policies import network_faults, policies_of, provider_faults
+from runner.spec.policies import network_faults, network_sets, policies_of, provider_faults
 from runner.spec.preload import namespace_of, preload_faults
 from runner.spec.repository import OwnPolicy
 from runner.spec.secrets import secret_faults, secrets_of
@@ -64,8 +64,10 @@ def resolve(
     needs, _ = facts_request(selected, settings, untrusted=untrusted)
     found = facts.of(name)
     checkout, branch = _pinned(needs.checkout, found.commit)
-    policies, own, faults = policies_of(selected.policies, found.policy, untrusted=untrusted)
-    networks = networks_of(types, workspace.network, "workspace", "network")
+    policies, own, faults = policies_of(
+        selected.policies, found.policy, untrusted=untrusted, sets=network_sets(selected, found, ceiling=True)
+    )
+    networks = networks_of(types, workspace.network, "workspace", "network", sets=network_sets(selected, found))
     findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies, untrusted)]
     findings += network_faults(selected, networks, policies, untrusted=untrusted)
     demands = demands_of(selected, settings, networks)

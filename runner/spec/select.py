@@ -28,6 +28,7 @@ from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
+from runner.manifest.network import TOOLS, HostList, names_in
 from runner.plan.graph import Graph
 
 RUNS = 10_000  # of all documents, each member of a matrix counted
@@ -52,6 +53,7 @@ class Selected(Struct, frozen=True, kw_only=True):
     incident_keys: tuple[str | int, ...]
     model: tuple[str, int] | None = None
     needs: tuple[str, ...] = ()
+    network_sets: tuple[Document, ...] = ()
 
     @property
     def group(self) -> str:
@@ -79,13 +81,20 @@ class Selected(Struct, frozen=True, kw_only=True):
         return document.spec
 
     @property
+    def tools(self) -> tuple[str, ...]:
+        """Return the tools whose hosts its networks name."""
+        named = _names(self.agent_type, *self.policies).union(*(names_in(_hosts(one)) for one in self.network_sets))
+        return tuple(tool for tool in TOOLS if tool in named)
+
+    @property
     def shares_project(self) -> bool:
         """Tell whether its workspaces see the whole project."""
         return self.project_spec is not None and not self.project_spec.workspace_isolation
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        return (self.run, self.agent_type, *self.policies, *((self.project,) if self.project else ()))
+        project = (self.project,) if self.project else ()
+        return (self.run, self.agent_type, *self.policies, *project, *self.network_sets)
 
 
 def select(
@@ -239,6 +248,7 @@ def _members(
             incident=incident,
             incident_keys=incident_keys,
             model=model,
+            network_sets=tuple(one for name, one in known.of("NetworkSet").items() if name in _names(agent, *policies)),
         )
         left.take(run, member.documents)
         members.append(member)
@@ -299,6 +309,18 @@ def _policies(
         if document is not None:
             found[document.name] = document
     return tuple(found.values())
+
+
+def _hosts(network_set: Document) -> HostList:
+    assert isinstance(network_set.spec, HostList)
+    return network_set.spec
+
+
+def _names(agent: Document, *policies: Document) -> set[str]:
+    """Return the words of networks that may be names of sets."""
+    assert isinstance(agent.spec, AgentTypeSpec)
+    ceilings = (getattr(policy.spec, "network") for policy in policies)  # noqa: B009  # of its kind
+    return names_in(agent.spec.workspace.network).union(*(names_in(one) for one in ceilings if one is not None))
 
 
 def _project_faults(project: Document) -> Iterator[RunnerError]:

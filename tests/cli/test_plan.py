@@ -85,7 +85,7 @@ def test_the_plan_shows_what_each_step_reaches_and_the_line_of_each_host_and_say
     assert title.startswith("plan work")
     assert opened == f"NETWORK OPEN: every public host for agent ({line_of(project, 'agent: open')})"
     assert f"reaches pypi.org {line_of(project, '- pypi.org')}" in rows
-    assert f"reaches registry.corp (private addresses too) {line_of(project, 'registry.corp')}" in rows
+    assert f"reaches registry.corp (private too) {line_of(project, 'registry.corp')}" in rows
     assert f"reaches every public host {line_of(project, 'agent: open')}" in rows
     assert plan(project, "--summary").out.splitlines()[1].strip() == opened
 

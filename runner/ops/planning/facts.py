@@ -23,6 +23,7 @@ from runner.core.errors import (
     UnknownPlugin,
     nearest,
 )
+from runner.core.hosts import NetworkSpec
 from runner.core.model import Checkout
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
@@ -151,8 +152,13 @@ class _Look(Struct, kw_only=True):
         if want.agent is not None:
             with _noting(missing, Wanted.IMAGE):
                 cli = await self._cli_version(want, lent.toolchains if lent is not None else (), image)
+        networks: Mapping[str, NetworkSpec] = known.networks
+        if want.tools and not networks:
+            with _noting(missing, Wanted.NETWORK):
+                networks = await self._networks(want, commit)
         return replace(
             beside,
+            networks=networks,
             commit=commit,
             policy=policy,
             image=image,
@@ -162,6 +168,19 @@ class _Look(Struct, kw_only=True):
             lock_files=lock_files,
             missing=tuple(missing),
         )
+
+    async def _networks(self, want: FactsRequest, commit: CommitFact | None) -> Mapping[str, NetworkSpec]:
+        """Ask the tools of this host and the repository for the hosts that they use."""
+        from runner.ops.planning.network_sets import LIMIT, Look, find_network_sets  # which most runs do without
+
+        async def read(name: str) -> bytes | None:
+            if want.checkout is None or commit is None:
+                return None
+            return await read_file_of(want.checkout, self.git, commit.commit, name, LIMIT)
+
+        checkout = want.checkout or Checkout()
+        source = str(checkout.path) if checkout.path is not None else checkout.url
+        return await find_network_sets(want.tools, Look(variables=self.settings.variables, read=read, source=source))
 
     async def _image(self, want: FactsRequest, known: str | None) -> str | None:
         """Return what pins a run's image, or the ``known`` pin; ``None`` without a provider that has images."""

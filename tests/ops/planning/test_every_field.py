@@ -58,10 +58,12 @@ BASE: dict[str, dict[str, Any]] = {
             "dependencies": [INSTALL],
             "setup_commands": ["true"],
             "setup": {"on_failure": "fail"},
+            "network": {"post_hook": {"allow": ["one"]}},
         },
         "post_hooks": ["true"],
     },
     "Policy": {"max_file_size": "5M"},
+    "NetworkSet": {"allow": ["a.example"]},
     "Project": {"workspace_isolation": True},
     "IncidentRun": {
         "agent_type": "one",
@@ -267,6 +269,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
         for step in ((), *((name,) for name in STEPS))
         for field, more in INJECTED.items()
     },
+    **{("NetworkSet", f"allow.{field}"): (("allow",), [PRIVATE_HOST]) for field in PRIVATE_HOST},
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
 }
 
@@ -307,6 +310,7 @@ async def outcome(stage: Project, specs: dict[str, dict[str, Any]]) -> str:
     """
     others = {
         "AgentType": {**BASE["AgentType"], "prompt": {"system": "two"}},
+        "NetworkSet": {"allow": ["b.example"]},
         "Policy": {"max_file_size": "2M"},
         "Project": {"workspace_isolation": True, "protected_paths": ["src/"]},
         "IncidentRun": {"agent_type": "one"},
@@ -376,6 +380,7 @@ async def test_the_agent_type_of_a_project_is_that_of_runs_that_name_none(stage:
 @pytest.mark.scenario("BEY-01", only="refused where it cannot be enforced")
 async def test_what_a_provider_can_not_enforce_is_an_error_that_names_it(stage: Project) -> None:
     workspace = {**BASE["AgentType"]["workspace"], "providers": ["process"], "dependencies": []}
+    del workspace["network"]
     refused = {
         "network": ({"network": "none"}, "`process` cannot enforce network none"),
         "protected": ({"protected_paths": ["README"]}, "`process` cannot enforce protected_paths README"),
