@@ -152,10 +152,13 @@ class _Look(Struct, kw_only=True):
         if want.agent is not None:
             with _noting(missing, Wanted.IMAGE):
                 cli = await self._cli_version(want, lent.toolchains if lent is not None else (), image)
-        networks: Mapping[str, NetworkSpec] = known.networks
-        if want.tools and not networks:
+        networks: Mapping[str, NetworkSpec] = {}
+        if want.tools:
             with _noting(missing, Wanted.NETWORK):
                 networks = await self._networks(want, commit)
+            for tool, planned in known.networks.items():
+                if networks.get(tool) != planned:
+                    raise StalePlan(f"`{tool}` is configured to use other hosts than was planned", hint="plan again")
         return replace(
             beside,
             networks=networks,

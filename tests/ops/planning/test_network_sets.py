@@ -215,3 +215,14 @@ def test_no_name_of_a_tool_is_a_teams(project: Project) -> None:
     )
 
     assert "`npm` means the hosts of that tool" in project.runner("validate", ".").err
+
+
+def test_a_saved_plan_is_stale_once_a_tool_is_configured_to_use_other_hosts(project: Project) -> None:
+    program("npm").require()
+    project.script("true", workspace="network: {allow: [npm]}")
+    assert project.runner("plan", ".", "--save", "saved.json").code == 0
+    assert project.runner("apply", "saved.json").code == 0
+
+    (project.home / ".npmrc").write_text("registry=http://npm.test:4873/\n")
+
+    assert "`npm` is configured to use other hosts" in project.runner("apply", "saved.json").err
