@@ -832,6 +832,33 @@ class ServerStopping(PlatformError):
     code = "server.stopping"
 
 
+# --- tools -----------------------------------------------------------------------------------------
+
+
+class ToolNotEnabled(PolicyError):
+    code = "tool.not-enabled"
+
+
+class ToolArgument(InputError):
+    code = "tool.argument"
+
+
+class NoSuchFile(NotFoundError):
+    code = "tool.no-file"
+
+
+class OutsideWorkspace(PolicyError):
+    code = "tool.outside"
+
+
+class ToolFailed(RunnerError):
+    code, exit_code, http_status = "tool.failed", 1, 409
+
+
+class ToolStopped(LeaseError):
+    code = "tool.stopped"
+
+
 # --- store -----------------------------------------------------------------------------------------
 
 

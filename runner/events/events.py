@@ -443,7 +443,7 @@ class WorkspaceRequested(Event, frozen=True, tag="WorkspaceRequested", kw_only=T
     """Written before a workspace is created that belongs to no run. ``path`` is the directory that it adopts.
 
     ``not_enforced`` are requested limits that its provider cannot enforce on this host; ``image`` is the id of its
-    image, for a provider that has images.
+    image, for a provider that has images. ``tools`` are those that may be called in it, ``None`` for all.
     """
 
     provider: str
@@ -458,6 +458,7 @@ class WorkspaceRequested(Event, frozen=True, tag="WorkspaceRequested", kw_only=T
     branch: str | None = None
     not_enforced: Limits | None = None
     image: str | None = None
+    tools: tuple[str, ...] | None = None
 
 
 class WorkspaceStatusChanged(Event, frozen=True, tag="WorkspaceStatusChanged"):
@@ -470,6 +471,14 @@ class WorkspaceUsed(Event, frozen=True, tag="WorkspaceUsed"):
 
     ttl_seconds: float
     max_age_seconds: float | None = None
+
+
+class ToolCalled(Event, frozen=True, tag="ToolCalled"):
+    """A tool was called in a workspace. ``outcome`` is ``ok``, or the code of what was wrong."""
+
+    tool: str
+    outcome: str
+    milliseconds: int
 
 
 class WorkspaceSaved(Event, frozen=True, tag="WorkspaceSaved"):

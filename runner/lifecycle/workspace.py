@@ -170,4 +170,5 @@ def _requested(workspace: str, at: int, event: WorkspaceRequested) -> WorkspaceR
         limits=event.limits if event.limits != Limits() else None,
         not_enforced=event.not_enforced,
         image=event.image,
+        tools=event.tools,
     )

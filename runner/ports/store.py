@@ -72,7 +72,8 @@ class WorkspaceRow(Struct, frozen=True, kw_only=True):
     that time. ``base`` is the commit that its work is compared with, ``snapshot`` the last one saved of it. ``expires``
     is ``None`` for one that lives until it is destroyed. ``not_enforced`` are limits that it should have beside
     ``limits``, and that its provider cannot enforce. ``image`` is the id of the system that its commands see. ``slot``
-    is its id in a warm pool before it was claimed, which its directories are named after.
+    is its id in a warm pool before it was claimed, which its directories are named after. ``tools`` are those that may
+    be called in it, ``None`` for all.
     """
 
     id: str
@@ -94,6 +95,7 @@ class WorkspaceRow(Struct, frozen=True, kw_only=True):
     not_enforced: Limits | None = None
     image: str | None = None
     slot: str | None = None
+    tools: tuple[str, ...] | None = None
 
 
 class PoolRow(Struct, frozen=True):

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from runner import __version__
+from runner.core.codec import encode
 from runner.core.errors import BadOrigin, Unauthorized
 from runner.server.route import Route
 
+_OF_TOOL = re.compile(rb"runner\.ops\.tools\.(\w+)\.(\w+)")  # values of tools have the same names in each module
 _REF = "#/components/schemas/{name}"
 _PROBLEM = {
     "type": "object",
@@ -34,7 +36,7 @@ def document(routes: tuple[Route, ...]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type, components)
-    return {
+    found = {
         "openapi": "3.1.0",
         "info": {"title": "runner", "version": __version__},
         "paths": paths,
@@ -44,6 +46,8 @@ def document(routes: tuple[Route, ...]) -> dict[str, Any]:
         },
         "security": [{"token": []}],
     }
+    short = _OF_TOOL.sub(lambda name: name[1].capitalize() + name[2], encode(found))
+    return msgspec.json.decode(short, type=dict[str, Any])
 
 
 def _operation(route: Route, schemas: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from runner.core.errors import BadRequest, OutOfScope, RunnerError
 from runner.ops.host.tokens import StoredToken
+from runner.ops.workspaces.tools import KeptWorkspaces
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 
 BASE = "/api/v1"
@@ -20,6 +21,7 @@ class Server(Struct, eq=False, kw_only=True):
     """State of a running server. ``stopping`` is set when it takes no new work."""
 
     env: WorkspaceEnv
+    kept: KeptWorkspaces
     hosts: frozenset[str]
     stopping: trio.Event
 

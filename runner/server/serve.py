@@ -16,18 +16,22 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as serve_asgi
 from msgspec import Struct
 
-from runner.core.errors import ExposedListener, HostRefused, UsageError
+from runner.core.errors import ExposedListener, HostRefused, RunnerError, UsageError
+from runner.core.nurseries import open_services
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ops.host.state import make_home
 from runner.ops.runs.dependencies import Advise
-from runner.ops.workspaces.workspace_lease import open_workspace_env
+from runner.ops.workspaces.maintenance import reap_and_tell
+from runner.ops.workspaces.tools import KeptWorkspaces
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
 from runner.server.border import App
 from runner.server.openapi import document
 from runner.server.route import BASE, Call, Route, Server
-from runner.server.routes import health
+from runner.server.routes import health, tools, workspaces
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+REAP_SECONDS = 60.0  # between looks for expired workspaces
 DRAIN = 30.0  # seconds that requests get at the end
 SOCKET = "server.sock"  # in the home
 _UNIX = "unix:"
@@ -69,17 +73,30 @@ async def serve(
         config.graceful_timeout = options.drain_seconds
         async with open_workspace_env(settings, advise) as env:
             hosts = LOOPBACK | {options.listen.rpartition(":")[0].strip("[]")} | {*options.hosts}
-            app: Any = App(Server(env=env, hosts=hosts, stopping=stopping), routes())
-            async with trio.open_nursery() as nursery:
-                await nursery.start(partial(serve_asgi, app, config, shutdown_trigger=stopping.wait, mode="asgi"))
-                ready(url)
+            async with open_services() as services:
+                services.start_soon(_maintain, env)
+                kept = KeptWorkspaces(env, services)
+                app: Any = App(Server(env=env, kept=kept, hosts=hosts, stopping=stopping), routes())
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(partial(serve_asgi, app, config, shutdown_trigger=stopping.wait, mode="asgi"))
+                    ready(url)
     if url.startswith(_UNIX):
         os.unlink(url.removeprefix(_UNIX))
 
 
+async def _maintain(env: WorkspaceEnv) -> None:
+    """Remove expired workspaces for as long as the server runs."""
+    while True:
+        try:
+            await reap_and_tell(env)
+        except RunnerError as error:  # the next look may succeed
+            env.advise(error)
+        await trio.sleep(REAP_SECONDS)
+
+
 def routes() -> tuple[Route, ...]:
     """Return every route of a server."""
-    found = health.ROUTES
+    found = (*health.ROUTES, *workspaces.ROUTES, *tools.ROUTES)
 
     async def _document(call: Call) -> dict[str, Any]:
         return described

@@ -81,6 +81,7 @@ def _values(row: WorkspaceRow) -> tuple[str | int | None, ...]:
         "base": row.base,
         "image": row.image,
         "slot": row.slot,
+        "tools": row.tools,
         "not_enforced": None if row.not_enforced is None else asdict(row.not_enforced),
     }
     metadata = json.dumps({name: value for name, value in more.items() if value is not None})
@@ -94,7 +95,7 @@ def _values(row: WorkspaceRow) -> tuple[str | int | None, ...]:
 def _row(values: Sequence[Any]) -> WorkspaceRow:
     id, provider, status, lifecycle, created, used, expires, url, branch, limits, snapshot, metadata = values
     more = json.loads(metadata)
-    not_enforced = more.pop("not_enforced", None)
+    not_enforced, tools = more.pop("not_enforced", None), more.pop("tools", None)
     return WorkspaceRow(
         id=id,
         provider=provider,
@@ -108,6 +109,7 @@ def _row(values: Sequence[Any]) -> WorkspaceRow:
         limits=None if limits is None else Limits(**json.loads(limits)),
         snapshot=snapshot,
         not_enforced=None if not_enforced is None else Limits(**not_enforced),
+        tools=None if tools is None else tuple(tools),
         **more,
     )
 

@@ -32,6 +32,7 @@ REQUESTED = ev.WorkspaceRequested(
                 "main",
                 Limits(cpus=2),
                 "sha256:1",
+                ("read",),
             ),
             strict=True,
         )
@@ -86,6 +87,7 @@ def test_a_request_is_the_whole_row() -> None:
         limits=Limits(pids=5),
         not_enforced=Limits(cpus=2),
         image="sha256:1",
+        tools=("read",),
     )
 
 

@@ -32,8 +32,9 @@ IMAGE = "runner-tests:1"
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
 _PROGRAMS = (
-    "awk bash cat chmod cp cut date dirname env find grep head hostname id ln ls mkdir mktemp mount mv pwd python3 "
-    "readlink rm sed setsid sh sha256sum sleep sort tail tee test timeout touch tr true truncate umount uniq wc xargs"
+    "awk bash cat chmod cp cut date dirname env find grep head hostname id ln ls mkdir mkfifo mktemp mount mv pwd "
+    "python3 readlink rm sed setsid sh sha256sum sleep sort stat tail tee test timeout touch tr true truncate umount "
+    "uniq wc xargs"
 )
 _WITHOUT = ("__pycache__", "config-", "dist-packages", "ensurepip", "idlelib", "lib2to3", "site-packages", "test")
 _READY, _STOPPED = 60.0, 20.0  # seconds

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,15 +112,17 @@ class Served:
 
 
 @contextmanager
-def serving(project: Project, *options: str) -> Iterator[Served]:
-    """A server with the home of a project; it has to end by itself when it is told to."""
-    token = create_token(project.settings(), "tests", ("admin",))
+def serving(
+    project: Project, *options: str, token: str = "tests", says: Sequence[str] = (), ends: int = 0
+) -> Iterator[Served]:
+    """A server with the home of a project; it has to end by itself when it is told to, having said these codes."""
+    secret = create_token(project.settings(), token, ("admin",))
     process = project.start("serve", *options)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("listening on "), process.communicate()
     try:
-        yield Served(project, process, token)
+        yield Served(project, process, secret)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -127,4 +130,5 @@ def serving(project: Project, *options: str) -> Iterator[Served]:
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    assert (process.returncode, out, err) == (0, "", "")
+    codes = re.findall(r"^\w+\[(.+?)\]", err, re.MULTILINE)
+    assert (process.returncode, out, codes) == (ends, "", [*says]), err

@@ -53,6 +53,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     create.add_argument("--project", metavar="NAME", help="a project, whose isolation and protected paths it gets")
     create.add_argument("--provider", metavar="NAME", help="exactly this one, with no fallback")
     create.add_argument("--image", metavar="REF", help="the system that its commands see, for a provider with images")
+    create.add_argument(
+        "--tool",
+        metavar="NAME",
+        dest="tools",
+        action="append",
+        help="a tool that may be called in it; may be repeated; all",
+    )
     create.add_argument("--persistent", action="store_true", help="never expires")
     add("list", "every workspace, newest first")
     add_one("show", "one workspace, and who has it")
@@ -166,6 +173,7 @@ def _change(args: Namespace, settings: Settings, out: Output) -> None:
     async def change(env: WorkspaceEnv) -> WorkspaceRow:
         if args.what == "create":
             options = {name: getattr(args, name) for name in workspaces.WorkspaceOptions.__struct_fields__}
+            options["tools"] = None if args.tools is None else tuple(args.tools)
             return await workspaces.create(env, workspaces.WorkspaceOptions(**options))
         return await (workspaces.stop if args.what == "stop" else workspaces.resume)(env, args.id)
 

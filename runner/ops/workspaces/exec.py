@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
@@ -69,19 +69,19 @@ async def execute(
         require_ready(held.row)
         await held.write(use_of(env.settings))
         provider, handle = await held.handle()
-        sandbox_spec = SandboxSpec(protected=await _protected(env, row))
-        command = _Command(streams, control)
-        ended = await command.run(partial(provider.open, handle, sandbox_spec), argv)
+        sandbox_spec = SandboxSpec(protected=await protected_paths(env, row))
+        command = StreamedCommand(streams)
+        ended = await _run_in_sandbox(command, argv, partial(provider.open, handle, sandbox_spec), control)
         killed = [OomKilled(EXEC, command.oom_kills)] if command.oom_kills else []
         await held.write(*killed, use_of(env.settings))
     if killed:
         what = "the command was" if ended is not None and ended.oom else _processes(command.oom_kills)
         hint = f"`runner workspace show {row.id}` shows the limit"
         env.advise(KilledForMemory(f"{what} killed: out of memory", hint=hint))
-    return CANCELLED if ended is None else _code(ended)
+    return CANCELLED if ended is None else exit_code(ended)
 
 
-async def _protected(env: WorkspaceEnv, row: WorkspaceRow) -> tuple[str, ...]:
+async def protected_paths(env: WorkspaceEnv, row: WorkspaceRow) -> tuple[str, ...]:
     """Return the paths that commands cannot change; in an adopted directory also ``.git``, which its owner's git
     obeys.
     """
@@ -95,7 +95,8 @@ def _processes(count: int) -> str:
     return f"{count} processes of the command were" if count > 1 else "a process of the command was"
 
 
-def _code(ended: Exit) -> int:
+def exit_code(ended: Exit) -> int:
+    """Return the exit code as shells have it. Raises ``ProviderFailed`` for an end that is not known."""
     if ended.signal is not None:
         return 128 + ended.signal
     if ended.code is None:
@@ -103,39 +104,43 @@ def _code(ended: Exit) -> int:
     return ended.code
 
 
-class _Command:
-    """A running command in a sandbox of its own.
+async def _run_in_sandbox(
+    command: StreamedCommand, argv: Sequence[str], open_sandbox: OpenSandbox, control: CommandCancellation
+) -> Exit | None:
+    """Run the command in a sandbox of its own to its end; ``None`` when it was stopped. Nothing of it is left."""
+
+    async def keep(task_status: trio.TaskStatus[Workspace]) -> None:
+        async with open_sandbox() as workspace:
+            task_status.started(workspace)
+            await control.closing.wait()
+
+    ended: Exit | None = None
+    async with trio.open_nursery() as sandboxes:
+        workspace: Workspace = await sandboxes.start(keep)
+        with control.work:
+            ended = await command.run(workspace, argv)
+        control.closing.set()
+    return ended
+
+
+class StreamedCommand:
+    """A command with the caller's streams.
 
     ``oom_kills`` is how many of its processes the kernel killed for lack of memory, once it has ended.
     """
 
-    def __init__(self, streams: CommandStreams, control: CommandCancellation) -> None:
+    def __init__(self, streams: CommandStreams) -> None:
         self._streams = streams
-        self._control = control
         self.oom_kills = 0
 
-    async def run(self, open_sandbox: OpenSandbox, argv: Sequence[str]) -> Exit | None:
-        """Run the command to its end; ``None`` when it was stopped. Nothing of it is left."""
-        ended: Exit | None = None
-        async with trio.open_nursery() as sandboxes:
-            workspace: Workspace = await sandboxes.start(self._keep, open_sandbox)
-            with self._control.work:
-                ended = await self._carry_out(workspace, argv)
-            self._control.closing.set()
-        return ended
-
-    async def _keep(self, open_sandbox: OpenSandbox, task_status: trio.TaskStatus[Workspace]) -> None:
-        async with open_sandbox() as workspace:
-            task_status.started(workspace)
-            await self._control.closing.wait()
-
-    async def _carry_out(self, workspace: Workspace, argv: Sequence[str]) -> Exit:
+    async def run(self, workspace: Workspace, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Exit:
+        """Run the command to its end. Cancelling ends its tree within the grace periods; what it printed is copied."""
         async with trio.open_nursery() as nursery:
             copied = trio.Event()
             copying = trio.CancelScope(shield=True)
             process: Process | None = None
             try:
-                async with workspace.exec(argv) as process:
+                async with workspace.exec(argv, env=env) as process:
                     nursery.start_soon(_feed, self._streams.read, process.stdin)
                     nursery.start_soon(self._copy_both, process, copying, copied)
                     ended = await process.wait()

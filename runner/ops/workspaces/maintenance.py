@@ -75,7 +75,7 @@ async def reaping(env: WorkspaceEnv) -> AsyncIterator[None]:
     """
 
     async def work() -> None:
-        await _reap_and_tell(env)
+        await reap_and_tell(env)
         done.set()
 
     done = trio.Event()
@@ -86,7 +86,8 @@ async def reaping(env: WorkspaceEnv) -> AsyncIterator[None]:
         yield
 
 
-async def _reap_and_tell(env: WorkspaceEnv) -> None:
+async def reap_and_tell(env: WorkspaceEnv) -> None:
+    """Remove expired workspaces, unless the clock has jumped; ``advise`` is told of each."""
     due = await reap(env, dry_run=True)
     if due and (why := await unsteady(env, dry_run=False)):
         message = f"workspace `{due[0].workspace}` and others whose time is over stay for now: {why}"

@@ -34,7 +34,7 @@ from runner.core.errors import (
 from runner.core.home import workspace_directory
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits, SavedWork, Violation, WorkspaceStatus
 from runner.core.plural import plural
-from runner.core.sanitize import sanitize
+from runner.core.sanitize import excerpt, sanitize
 from runner.core.settings import Settings
 from runner.events import events as ev
 from runner.lifecycle.workspace import check_limit, hint
@@ -42,6 +42,7 @@ from runner.manifest.load import defaults
 from runner.manifest.repository import FILE, FILE_BYTES
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import agents_file
+from runner.ops.tools import TOOLS
 from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, status_of
 from runner.ops.workspaces.leases import LeaseState, ask_to_end, read_states
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
@@ -68,7 +69,8 @@ S = WorkspaceStatus
 class WorkspaceOptions(Struct, frozen=True, kw_only=True):
     """Options of a new workspace: from the directory ``path`` in place, from a repository's ``url``, or empty.
 
-    ``image`` is the system that its commands see, on providers that have images.
+    ``image`` is the system that its commands see, on providers that have images. ``tools`` are those that may be called
+    in it, ``None`` for all.
     """
 
     path: Path | None = None
@@ -78,6 +80,7 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
     provider: str | None = None
     persistent: bool = False
     image: str | None = None
+    tools: tuple[str, ...] | None = None
 
 
 class RemovedWorkspace(Struct, frozen=True, kw_only=True):
@@ -162,6 +165,9 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
         raise UsageError("a workspace is made from a directory or a URL, not both", hint="leave one of them out")
     if options.branch is not None and options.url is None:
         raise UsageError("--branch is the branch of a --url")
+    if bad := sorted({*(options.tools or ())} - {*TOOLS}):
+        names = ", ".join(f"`{excerpt(name)}`" for name in bad)
+        raise UsageError(f"{names} cannot be a tool", hint=f"valid tools: {', '.join(TOOLS)}")
     settings = env.settings
     rows = await env.store.workspaces()
     check_limit(settings.max_workspaces, rows)
@@ -185,6 +191,7 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
         branch=tip.branch if tip else None,
         not_enforced=not_enforced,
         image=chosen.image,
+        tools=options.tools,
     )
     id = str(UUID(bytes=secrets.token_bytes(16), version=4))
     row = WorkspaceRow(

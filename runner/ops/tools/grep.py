@@ -1,0 +1,68 @@
+"""Find lines by an extended regular expression."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from runner.core.errors import ToolArgument
+from runner.core.sanitize import excerpt
+from runner.ops.tools._sandbox import place, run_script
+from runner.ports.provider import Workspace
+
+MOST = 1000  # lines that one call returns
+_LONGEST = 500  # characters of a line
+_LOOKED = 4 << 20  # bytes of matches that are looked at
+_BAD = 2
+_SCRIPT = f"""
+resolve "$1"
+grep -E -e "$2" </dev/null
+[ $? -le 1 ] || {{ echo "$?"; exit 0; }}
+echo 0
+find "$1" -name .git -prune -o -type f -name "$3" -exec grep -HnIE -e "$2" -- {{}} + | head -c {_LOOKED}
+"""
+_LINE = re.compile(rb"(.+?):(\d+):(.*)", re.DOTALL)
+
+
+class Arguments(Struct, forbid_unknown_fields=True, kw_only=True):
+    """An expression, and the files to look in."""
+
+    pattern: Annotated[str, Meta(min_length=1, max_length=1000, description="An extended regular expression.")]
+    path: Annotated[str, Meta(description="A file or directory, relative to the workspace.")] = "."
+    include: Annotated[str, Meta(min_length=1, max_length=200, description="Names of files, such as `*.py`.")] = "*"
+
+
+class Match(Struct, kw_only=True):
+    """A line of a file, cut after 500 characters."""
+
+    file_path: str
+    line_number: int
+    line: str
+
+
+class Result(Struct, kw_only=True):
+    """Lines in the order of their files; ``truncated`` says that there are more. Binary files are left out."""
+
+    matches: list[Match]
+    truncated: bool
+
+
+async def call(workspace: Workspace, arguments: Arguments) -> Result:
+    words = (place(arguments.path), arguments.pattern, arguments.include)
+    done = await run_script(workspace, _SCRIPT, *words, path=arguments.path, keep_bytes=_LOOKED + 10)
+    first, _, body = done.stdout.partition(b"\n")
+    if first != b"0":
+        said = done.stderr.decode(errors="replace").strip()
+        raise ToolArgument(f"`{excerpt(arguments.pattern)}` is not an expression", hint=excerpt(said))
+    lines = [found for line in body.split(b"\n") if (found := _LINE.fullmatch(line))]
+    matches = [_match(*found.groups()) for found in lines[:MOST]]
+    matches.sort(key=lambda one: (one.file_path, one.line_number))
+    return Result(matches=matches, truncated=len(lines) > MOST or len(body) >= _LOOKED)
+
+
+def _match(path: bytes, number: bytes, line: bytes) -> Match:
+    text = line.decode(errors="replace")[:_LONGEST]
+    return Match(file_path=posixpath.normpath(path.decode(errors="replace")), line_number=int(number), line=text)

@@ -1,0 +1,167 @@
+"""Call tools in a workspace outside of runs: those that it allows, one call at a time, each a use of it.
+
+A workspace is open for as long as calls may come, with its lease held and its sandbox running. Nobody else changes it
+in that time. Its journal says which tools were called, and not with what.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from types import ModuleType
+
+import trio
+from msgspec import Struct
+
+from runner.core.errors import LeaseError, RunnerError, ToolNotEnabled, ToolStopped, WorkspaceLost
+from runner.core.nurseries import unwrapping_groups
+from runner.events.events import ToolCalled
+from runner.ops.tools import TOOLS
+from runner.ops.workspaces.exec import protected_paths
+from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
+from runner.ops.workspaces.workspaces import own_workspace, require_ready, use_of
+from runner.ports.provider import SandboxSpec, Workspace
+from runner.ports.store import WorkspaceRow
+
+IDLE = 60.0  # seconds that a workspace stays open without a call
+SERVE = "serve"  # the command that keeps a workspace open for calls
+
+
+def tool(name: str) -> ModuleType:
+    """Return the module of a tool, one of ``TOOLS``."""
+    assert name in TOOLS
+    return import_module(f"runner.ops.tools.{name}")
+
+
+def require_tool(row: WorkspaceRow, name: str) -> None:
+    """Raise ``ToolNotEnabled`` unless a tool may be called in a workspace."""
+    if row.tools is not None and name not in row.tools:
+        hint = f"it has {', '.join(row.tools)}" if row.tools else "it has none"
+        raise ToolNotEnabled(f"Tool '{name}' is not enabled for this agent type", hint=hint)
+
+
+class OpenWorkspace(Struct, eq=False):
+    """A workspace that is open for tool calls."""
+
+    held: HeldWorkspace
+    workspace: Workspace
+
+    async def call(self, name: str, arguments: Struct) -> Struct:
+        """Call a tool and return its result. Raises what it raises; what was begun is written to the journal."""
+        begun = trio.current_time()
+        outcome = "stopped"
+        try:
+            with unwrapping_groups():
+                result: Struct = await tool(name).call(self.workspace, arguments)
+            outcome = "ok"
+        except RunnerError as error:
+            outcome = error.code
+            raise
+        finally:
+            with trio.CancelScope(shield=True):
+                called = ToolCalled(name, outcome, round((trio.current_time() - begun) * 1000))
+                await self.held.write(called, use_of(self.held.env.settings))
+        return result
+
+
+@asynccontextmanager
+async def open_for_tools(env: WorkspaceEnv, text: str, command: str) -> AsyncIterator[OpenWorkspace]:
+    """Open a workspace for calls. Raises ``WorkspaceState`` unless it is ready, ``LeaseHeld`` and ``WorkspaceLost``."""
+    row = await own_workspace(env, text)
+    require_ready(row)
+    async with hold(env, row, command) as held:
+        require_ready(held.row)
+        provider, handle = await held.handle()
+        spec = SandboxSpec(protected=await protected_paths(env, held.row))
+        async with provider.open(handle, spec) as workspace:
+            yield OpenWorkspace(held, workspace)
+
+
+class _Kept(Struct, eq=False, kw_only=True):
+    opened: OpenWorkspace
+    turn: trio.Lock
+    closing: trio.Event
+    closed: trio.Event
+    work: trio.CancelScope | None = None  # the call that runs
+    used: float
+
+
+class KeptWorkspaces:
+    """Workspaces that stay open between calls, so that a call costs no sandbox, until nobody has called for a while."""
+
+    def __init__(self, env: WorkspaceEnv, nursery: trio.Nursery, *, idle_seconds: float = IDLE) -> None:
+        self._env, self._nursery, self._idle = env, nursery, idle_seconds
+        self._kept: dict[str, _Kept] = {}
+        self._opening: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
+
+    async def call(self, row: WorkspaceRow, name: str, arguments: Struct) -> Struct:
+        """Call a tool in its turn. Raises ``ToolStopped`` when the workspace is closed before the call has ended."""
+        require_tool(row, name)
+        while True:
+            async with self._opening[row.id]:
+                kept = self._kept.get(row.id)
+                if kept is None:
+                    kept = self._kept[row.id] = await self._nursery.start(self._keep, row.id)
+            async with kept.turn:
+                if not kept.closing.is_set():
+                    with trio.CancelScope() as kept.work:
+                        return await self._call(kept, name, arguments)
+                    message = f"the call of `{name}` was ended: workspace `{row.id}` is being stopped or destroyed"
+                    raise ToolStopped(message)
+            await kept.closed.wait()
+
+    async def _call(self, kept: _Kept, name: str, arguments: Struct) -> Struct:
+        try:
+            return await kept.opened.call(name, arguments)
+        except (LeaseError, WorkspaceLost):
+            kept.closing.set()  # the next call opens it anew
+            raise
+        finally:
+            kept.work, kept.used = None, trio.current_time()
+
+    @asynccontextmanager
+    async def closed(self, id: str) -> AsyncIterator[None]:
+        """End the call that runs in a workspace, within its grace, and keep it closed for the block; calls wait."""
+        async with self._opening[id]:
+            kept = self._kept.get(id)
+            if kept is not None:
+                kept.closing.set()
+                if kept.work is not None:
+                    kept.work.cancel()
+                await kept.closed.wait()
+            yield
+
+    async def _keep(self, id: str, *, task_status: trio.TaskStatus[_Kept]) -> None:
+        kept: _Kept | None = None
+        try:
+            async with open_for_tools(self._env, id, SERVE) as opened:
+                kept = _Kept(
+                    opened=opened,
+                    turn=trio.Lock(),
+                    closing=trio.Event(),
+                    closed=trio.Event(),
+                    used=trio.current_time(),
+                )
+                task_status.started(kept)
+                await self._until_idle(kept)
+                async with kept.turn:
+                    pass  # the call that was ended has its grace
+        except RunnerError as error:
+            if kept is None:
+                raise
+            self._env.advise(error)
+        finally:
+            self._kept.pop(id, None)
+            if kept is not None:
+                kept.closing.set()
+                kept.closed.set()
+
+    async def _until_idle(self, kept: _Kept) -> None:
+        """Wait until the workspace is to be closed, or nobody has called for a while."""
+        while not kept.closing.is_set():
+            with trio.move_on_after(self._idle):
+                await kept.closing.wait()
+            if not kept.turn.locked() and trio.current_time() >= kept.used + self._idle:
+                kept.closing.set()

@@ -1,0 +1,268 @@
+"""Routes of workspaces: make, find, stop and remove them. A token sees those of its projects, and no others exist."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from runner.core.errors import (
+    LeaseHeld,
+    OutOfScope,
+    ProviderUnavailable,
+    UnknownWorkspace,
+    UnsavedWork,
+    WorkspaceLimit,
+)
+from runner.core.model import DEFAULT_PROJECT, Limits
+from runner.core.sanitize import excerpt
+from runner.ops.workspaces import workspaces as ws
+from runner.ops.workspaces.leases import LeaseState, lease_of, list_leases
+from runner.ops.workspaces.workspaces import WorkspaceOptions
+from runner.ports.store import WorkspaceRow
+from runner.server.route import BASE, Call, Route
+
+Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class Lease(Struct, kw_only=True):
+    """Exclusive use of a workspace; ``state`` is ``live``, ``expired``, or ``dead`` when its holder is."""
+
+    holder: str
+    state: str
+    acquired_at: Moment
+    expires_at: Moment
+
+
+class ResourceLimits(Struct, kw_only=True):
+    """Limits in processors, bytes and processes; ``null`` for one that is not enforced."""
+
+    cpu: float | None
+    memory: int | None
+    disk: int | None
+    pids: int | None
+
+
+class Workspace(Struct, kw_only=True):
+    """A workspace. ``tools`` are those that may be called in it, ``null`` for all; ``run`` is the run that has it."""
+
+    id: str
+    container_type: str
+    provider: str
+    status: str
+    lifecycle: str
+    project: str
+    run: str | None
+    repository_url: str | None
+    branch: str | None
+    image: str | None
+    tools: list[str] | None
+    resource_limits: ResourceLimits
+    snapshot_id: str | None
+    created_at: Moment
+    last_used_at: Moment
+    expires_at: Moment | None
+    lease: Lease | None
+
+
+class Workspaces(Struct):
+    """Workspaces, newest first. ``next`` is the cursor of those after them, ``null`` at the end."""
+
+    workspaces: list[Workspace]
+    next: str | None
+
+
+class NewWorkspace(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A workspace to make: a clone of a repository's newest commit, or empty."""
+
+    repository_url: str | None = None
+    branch: str | None = None
+    project: str | None = None
+    provider: Annotated[str, Meta(description="Exactly this one, with no fallback.")] | None = None
+    image: Annotated[str, Meta(description="The system that commands see.")] | None = None
+    persistent: Annotated[bool, Meta(description="Never expires.")] = False
+    tools: Annotated[list[str], Meta(description="The tools that may be called in it; default: all.")] | None = None
+
+
+class Listing(Struct, kw_only=True):
+    """A page of a list."""
+
+    status: str | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    cursor: str | UnsetType = UNSET
+
+
+class Removal(Struct, kw_only=True):
+    """``discard`` gives unsaved work up, which is saved otherwise."""
+
+    discard: bool = False
+
+
+class Removed(Struct, kw_only=True):
+    """A workspace that is gone. ``snapshot_id`` is the commit of what was saved, in ``saved_in`` on the server."""
+
+    id: str
+    snapshot_id: str | None
+    changed_files: int
+    saved_in: str | None
+
+
+def moment(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def visible(call: Call, *, change: bool = False) -> WorkspaceRow:
+    """Return the workspace that a path names. One that the token may not see is not there.
+
+    Raises ``UnknownWorkspace``, and ``OutOfScope`` for a change by a token that only reads.
+    """
+    id = call.path["id"]
+    with suppress(UnknownWorkspace):
+        row = await call.server.env.store.workspace(id)
+        if row.id == id and call.token.may_see(row.project):
+            if change:
+                call.require_change(row.project)
+            return row
+    raise UnknownWorkspace(f"there is no workspace `{excerpt(id)}`")
+
+
+async def _list(call: Call) -> Workspaces:
+    env, query = call.server.env, call.query
+    status = None if query.status is UNSET else query.status
+    before = None if query.cursor is UNSET else _cursor(query.cursor)
+    leases = {lease.workspace: lease for lease in await list_leases(env)}
+    found: list[WorkspaceRow] = []
+    while len(found) <= query.limit:
+        rows = await env.store.workspaces(status=status, before=before, limit=query.limit + 1)
+        found += [row for row in rows if call.token.may_see(row.project)]
+        if len(rows) <= query.limit:
+            break
+        before = (rows[-1].created, rows[-1].id)
+    page = found[: query.limit]
+    more = f"{page[-1].created}.{page[-1].id}" if len(found) > query.limit else None
+    return Workspaces([_shown(row, leases.get(row.id)) for row in page], more)
+
+
+def _cursor(text: str) -> tuple[int, str]:
+    created, _, id = text.partition(".")
+    return (int(created) if created.isdecimal() and len(created) < 19 else 0, id)
+
+
+async def _get(call: Call) -> Workspace:
+    row = await visible(call)
+    return _shown(row, await lease_of(call.server.env, row.id))
+
+
+async def _create(call: Call) -> Workspace:
+    body = call.body
+    call.require_change(body.project or DEFAULT_PROJECT)
+    options = WorkspaceOptions(
+        url=body.repository_url,
+        branch=body.branch,
+        project=body.project,
+        provider=body.provider,
+        image=body.image,
+        persistent=body.persistent,
+        tools=None if body.tools is None else tuple(body.tools),
+    )
+    return _shown(await ws.create(call.server.env, options), None)
+
+
+async def _destroy(call: Call) -> Removed:
+    row = await visible(call, change=True)
+    async with call.server.kept.closed(row.id):
+        removed = await ws.destroy(call.server.env, row.id, discard=call.query.discard)
+    work = removed.saved_work
+    if work is None or removed.saved is None:
+        return Removed(id=row.id, snapshot_id=None, changed_files=0, saved_in=None)
+    return Removed(id=row.id, snapshot_id=work.commit, changed_files=work.changed, saved_in=str(removed.saved))
+
+
+async def _stop(call: Call) -> Workspace:
+    row = await visible(call, change=True)
+    async with call.server.kept.closed(row.id):
+        return _shown(await ws.stop(call.server.env, row.id), None)
+
+
+async def _resume(call: Call) -> Workspace:
+    row = await visible(call, change=True)
+    return _shown(await ws.resume(call.server.env, row.id), None)
+
+
+def _shown(row: WorkspaceRow, lease: LeaseState | None) -> Workspace:
+    limits = row.limits or Limits()
+    return Workspace(
+        id=row.id,
+        container_type="agent_workspace",
+        provider=row.provider,
+        status=row.status.value,
+        lifecycle="persistent" if row.persistent else "ephemeral",
+        project=row.project,
+        run=row.run,
+        repository_url=row.url,
+        branch=row.branch,
+        image=row.image,
+        tools=None if row.tools is None else list(row.tools),
+        resource_limits=ResourceLimits(
+            cpu=limits.cpus, memory=limits.memory_bytes, disk=limits.disk_bytes, pids=limits.pids
+        ),
+        snapshot_id=row.snapshot,
+        created_at=moment(row.created),
+        last_used_at=moment(row.used),
+        expires_at=None if row.expires is None else moment(row.expires),
+        lease=None
+        if lease is None
+        else Lease(
+            holder=lease.holder,
+            state=lease.state,
+            acquired_at=moment(lease.acquired),
+            expires_at=moment(lease.expires),
+        ),
+    )
+
+
+def _route(method: str, path: str, **more: Any) -> Route:
+    return Route(method=method, path=f"{BASE}/workspaces{path}", **more)
+
+
+ROUTES = (
+    _route("GET", "", summary="List workspaces", handle=_list, answer=Workspaces, query=Listing),
+    _route(
+        "POST",
+        "",
+        summary="Make a workspace",
+        handle=_create,
+        body=NewWorkspace,
+        answer=Workspace,
+        status=201,
+        errors=(OutOfScope, WorkspaceLimit, ProviderUnavailable, LeaseHeld),
+    ),
+    _route("GET", "/{id}", summary="Show a workspace and who has it", handle=_get, answer=Workspace),
+    _route(
+        "DELETE",
+        "/{id}",
+        summary="End what runs in a workspace, save what is unsaved, and remove it",
+        handle=_destroy,
+        query=Removal,
+        answer=Removed,
+        errors=(OutOfScope, UnsavedWork, LeaseHeld, ProviderUnavailable),
+    ),
+    _route(
+        "POST",
+        "/{id}/stop",
+        summary="End what runs in a workspace; its files stay",
+        handle=_stop,
+        answer=Workspace,
+        errors=(OutOfScope, LeaseHeld, ProviderUnavailable),
+    ),
+    _route(
+        "POST",
+        "/{id}/resume",
+        summary="Let a stopped workspace be used again",
+        handle=_resume,
+        answer=Workspace,
+        errors=(OutOfScope, LeaseHeld, ProviderUnavailable),
+    ),
+)

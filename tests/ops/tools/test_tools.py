@@ -1,0 +1,250 @@
+"""Tools in real workspaces: what each does, and where it stops."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from runner.core.errors import RunnerError
+from runner.events.events import ToolCalled
+from runner.ops.tools.edit import Arguments as Edit
+from runner.ops.tools.edit import edited
+from runner.ops.tools.glob import Pattern
+from runner.ops.workspaces import tools
+from runner.ops.workspaces import workspaces as ws
+from runner.ops.workspaces.tools import KeptWorkspaces, OpenWorkspace, open_for_tools, tool
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
+from runner.ops.workspaces.workspaces import WorkspaceOptions
+from runner.ports.store import WorkspaceRow
+from tests.support import dockerd
+from tests.support.situations import Project
+
+
+@pytest.fixture
+async def env(project: Project) -> AsyncIterator[WorkspaceEnv]:
+    async with open_workspace_env(project.settings(DOCKER_HOST=dockerd.host())) as opened:
+        yield opened
+        for row in await opened.store.workspaces():
+            await ws.destroy(opened, row.id, discard=True)
+
+
+async def create(env: WorkspaceEnv, provider: str = "local", **more: Any) -> WorkspaceRow:
+    image = dockerd.IMAGE if provider == "docker" else None
+    return await ws.create(env, WorkspaceOptions(provider=provider, image=image, **more))
+
+
+async def call(opened: OpenWorkspace, name: str, **arguments: Any) -> Any:
+    """The result of a tool, or the code and words of its refusal."""
+    try:
+        return await opened.call(name, msgspec.convert(arguments, tool(name).Arguments))
+    except RunnerError as error:
+        return error.code, error.message
+
+
+@pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=dockerd.DOCKER.mark)])
+async def test_the_tools_of_a_session(env: WorkspaceEnv, provider: str) -> None:
+    row = await create(env, provider)
+    async with open_for_tools(env, row.id, "test") as opened:
+
+        async def do(name: str, **arguments: Any) -> Any:
+            return await call(opened, name, **arguments)
+
+        assert (await do("write", file_path="src/deep/shop.py", content="a = 1\r\nb = 'é'\r\n")).file_size == 17
+        assert (await do("bash", command="chmod 750 src/deep/shop.py; ln -s src/deep near; mkfifo pipe")).exit_code == 0
+        changed = await do("edit", file_path="near/shop.py", old_string="1\nb", new_string="2\nc")
+        assert (changed.replacements, changed.lines) == (1, [1])
+        assert (
+            await do("bash", command="stat -c %a src/deep/shop.py; cat src/deep/shop.py; ls -A src/deep")
+        ).stdout == ("750\na = 2\r\nc = 'é'\r\nshop.py\n")
+        read = await do("read", file_path="src/deep/shop.py", offset=2, limit=5)
+        assert (read.content, read.total_lines, read.file_size, read.truncated) == ("c = 'é'\r\n", 2, 17, False)
+        assert (await do("read", file_path="src")).content == "deep/\n"
+        assert (await do("glob", pattern="**/*.py")).matches == ["src/deep/shop.py"]
+        [found] = (await do("grep", pattern="^[bc] =", include="*.py")).matches
+        assert (found.file_path, found.line_number) == ("src/deep/shop.py", 2)
+        assert (await do("grep", pattern="nowhere")).matches == []
+
+        assert await do("grep", pattern="b(") == ("tool.argument", "`b(` is not an expression")
+        assert await do("read", file_path="absent") == ("tool.no-file", "there is no `absent`")
+        assert await do("read", file_path="pipe") == ("tool.argument", "`pipe` is not a file")
+        assert (await do("write", file_path="src", content=""))[0] == "tool.argument"
+        assert (await do("read", file_path="a\nb"))[0] == "tool.argument"
+
+
+async def test_no_path_leads_a_tool_out_of_the_workspace_or_into_git(env: WorkspaceEnv) -> None:
+    row = await create(env)
+    async with open_for_tools(env, row.id, "test") as opened:
+        links = "ln -s /etc etc; ln -s /etc/passwd passwd; ln -s /tmp tmp; ln -s .git g; ln -s gone dangling"
+        await call(opened, "bash", command=f"{links}; echo out >/tmp/out")
+        outside = ("../x", "/etc/passwd", "etc/passwd", "passwd", "tmp/out", "tmp/new/deep")
+        for path in outside:
+            assert (await call(opened, "read", file_path=path))[0] in ("tool.outside", "tool.no-file"), path
+            assert (await call(opened, "write", file_path=path, content="x"))[0] == "tool.outside", path
+        for path in (".git/hooks/pre-commit", "a/.GIT/config", "g/config", "g/hooks/new/deep"):
+            assert (await call(opened, "write", file_path=path, content="x"))[0] == "tool.outside", path
+        assert (await call(opened, "write", file_path="dangling", content="x"))[0] == "tool.no-file"
+        assert (await call(opened, "glob", pattern="*", path="etc"))[0] == "tool.outside"
+        assert (await call(opened, "grep", pattern="root", path="passwd")) == (
+            "tool.outside",
+            "`passwd` leads out of the workspace",
+        )
+        left = await call(opened, "bash", command="ls /tmp; cat /tmp/out")
+        assert left.stdout.split() == ["out", "out"]
+
+
+async def test_arguments_are_data(env: WorkspaceEnv) -> None:
+    row = await create(env)
+    async with open_for_tools(env, row.id, "test") as opened:
+        for text in ("$(touch pwned)", "`touch pwned`", "; touch pwned", "--help", "-rf", "'\"", "a b*?[x]", "%s\\n"):
+            assert (await call(opened, "write", file_path=text, content=text)).file_size == len(text)
+            assert (await call(opened, "read", file_path=text)).content == text
+            assert [one.file_path for one in (await call(opened, "grep", pattern="pwned", path=text)).matches] in (
+                [],
+                [text],
+            )
+            await call(opened, "glob", pattern=text)
+            done = await call(opened, "git", action="commit", message=text, files=[text])
+            assert done.exit_code == 0, done
+        assert (await call(opened, "glob", pattern="pwned")).matches == []
+        assert (await call(opened, "git", action="checkout", branch="--orphan=x"))[0] == "tool.argument"
+
+
+async def test_a_command_that_takes_too_long_is_ended_with_its_tree_and_what_it_printed(env: WorkspaceEnv) -> None:
+    row = await create(env)
+    async with open_for_tools(env, row.id, "test") as opened:
+        slow = "echo partial; trap 'echo told; exit' TERM; sleep 300 & setsid sleep 301 & wait"
+        done = await call(opened, "bash", command=slow, timeout_ms=500)
+        left = await call(opened, "bash", command="grep -c sleep /proc/[0-9]*/comm | grep -c ':1$'")
+
+    assert (done.exit_code, done.timed_out, done.stdout) == (None, True, "partial\ntold\n")
+    assert left.stdout == "0\n"
+
+
+async def test_what_is_long_is_cut_with_its_size(env: WorkspaceEnv) -> None:
+    row = await create(env)
+    async with open_for_tools(env, row.id, "test") as opened:
+        done = await call(opened, "bash", command="seq 100000 | tee numbers; head -c 300000 /dev/zero >zero; exit 3")
+        read = await call(opened, "read", file_path="numbers")
+        rest = await call(opened, "read", file_path="numbers", offset=read.next_offset)
+        zero = await call(opened, "read", file_path="zero")
+        await call(opened, "edit", file_path="numbers", old_string="99999\n", new_string="99999.5\n")
+        edited = await call(opened, "read", file_path="numbers", offset=99_999)
+
+    assert (done.exit_code, done.truncated, done.stdout_bytes) == (3, True, 588_895)
+    assert done.stdout.startswith("1\n2\n")
+    assert done.stdout.endswith("99999\n100000\n")
+    assert "[523359 bytes are left out]" in done.stdout
+    assert (read.truncated, read.file_size, read.total_lines) == (True, 588_895, 100_000)
+    assert rest.content.startswith(f"{read.next_offset}\n")
+    assert (zero.is_binary, zero.content, zero.file_size) == (True, "", 300_000)
+    assert edited.content == "99999.5\n100000\n"
+
+
+async def test_a_tool_that_is_not_enabled_is_refused_in_the_words_of_the_document(env: WorkspaceEnv) -> None:
+    row = await create(env, tools=("read", "grep"))
+
+    async with trio.open_nursery() as nursery:
+        kept = KeptWorkspaces(env, nursery)
+        with pytest.raises(RunnerError, match=r"^Tool 'bash' is not enabled for this agent type$") as caught:
+            await kept.call(row, "bash", tool("bash").Arguments(command="true"))
+        assert caught.value.http_status == 403
+        assert (await kept.call(row, "read", tool("read").Arguments(file_path="."))).is_dir
+        nursery.cancel_scope.cancel()
+
+
+async def test_each_call_moves_the_end_of_a_workspace_and_is_in_its_journal_without_content(env: WorkspaceEnv) -> None:
+    row = await create(env)
+    async with open_for_tools(env, row.id, "test") as opened:
+        await call(opened, "bash", command="echo secret")
+        await call(opened, "read", file_path="absent")
+
+    after = await env.store.workspace(row.id)
+    assert after.used > row.used
+    assert after.expires is not None
+    assert row.expires is not None
+    assert after.expires > row.expires
+    events = [recorded.event for recorded in await env.store.workspace_events(row.id)]
+    assert [(e.tool, e.outcome) for e in events if isinstance(e, ToolCalled)] == [
+        ("bash", "ok"),
+        ("read", "tool.no-file"),
+    ]
+    assert "secret" not in str(events)
+
+
+async def test_a_workspace_is_closed_for_its_end_and_when_nobody_calls(env: WorkspaceEnv) -> None:
+    row = await create(env)
+    bash = tool("bash").Arguments
+    async with trio.open_nursery() as nursery:
+        kept = KeptWorkspaces(env, nursery, idle_seconds=0.2)
+        codes: list[str] = []
+
+        async def run(command: str) -> None:
+            try:
+                await kept.call(row, "bash", bash(command=command))
+                codes.append("ok")
+            except RunnerError as error:
+                codes.append(error.code)
+
+        async with trio.open_nursery() as calls:
+            calls.start_soon(run, "trap 'sleep 1; touch /workspace/told; exit' TERM; sleep 300 & wait")
+            await trio.sleep(1)
+            calls.start_soon(run, "test -e told")  # waits for its turn, and is called when the workspace is open again
+            await trio.sleep(0.1)
+            async with kept.closed(row.id):
+                assert (await env.store.lease(row.id)).id == ""
+        assert codes == ["tool.stopped", "ok"]
+        with trio.fail_after(30):
+            while (await env.store.lease(row.id)).id:
+                await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("before", "old", "new", "every", "after"),
+    [
+        pytest.param(b"a b a", "b", "c", False, b"a c a", id="once"),
+        pytest.param(b"a b a", "a", "c", True, b"c b c", id="all"),
+        pytest.param(b"a\r\nb\r\n", "a\nb", "c\nd", False, b"c\r\nd\r\n", id="line ends of the file"),
+        pytest.param(b"a\r\nb\n", "b\n", "c\n", False, b"a\r\nc\n", id="line ends that are mixed"),
+        pytest.param(b"\xff\0a", "a", "é", False, b"\xff\0\xc3\xa9", id="bytes that are not text"),
+        pytest.param(b"a b a", "a", "c", False, None, id="twice"),
+        pytest.param(b"a", "b", "c", False, None, id="nowhere"),
+        pytest.param(b"a", "a", "a", False, None, id="the same"),
+    ],
+)
+def test_an_edit_changes_what_it_names(before: bytes, old: str, new: str, every: bool, after: bytes | None) -> None:
+    arguments = Edit(file_path="f", old_string=old, new_string=new, replace_all=every)
+    if after is None:
+        with pytest.raises(RunnerError):
+            edited(before, arguments)
+    else:
+        assert edited(before, arguments)[0] == after
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("*.py", "a.py", True),
+        ("*.py", "src/a.py", False),
+        ("**/*.py", "a.py", True),
+        ("**/*.py", "src/deep/a.py", True),
+        ("src/**", "src/deep/a.py", True),
+        ("src/**/test_*.py", "src/a/b/test_x.py", True),
+        ("src/**/b/**/c", "src/b/b/x/c", True),
+        ("src/**/b/**/c", "src/x/c", False),
+        ("[ab]?.py", "bx.py", True),
+        ("[!ab].py", "a.py", False),
+        ("a*" * 50 + "b", "a" * 250, False),
+        ("**/" * 100 + "x", "y/" * 500 + "z", False),
+    ],
+)
+def test_a_pattern_matches_whole_paths_in_little_time(pattern: str, path: str, expected: bool) -> None:
+    assert Pattern(pattern).matches(path) is expected
+
+
+def test_the_tools_are_those_of_the_document() -> None:
+    assert all(tool(name).call for name in tools.TOOLS)

@@ -1,0 +1,174 @@
+"""Workspaces and their tools over HTTP, by the real server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.ops.host.tokens import create_token
+from tests.support import dockerd
+from tests.support.server import Served, serving
+from tests.support.situations import Project, git, until
+
+
+@pytest.mark.scenario("LIF-08", only="http")
+@pytest.mark.scenario("LIF-10", only="http")
+@pytest.mark.scenario("LIF-11", only="http")
+@pytest.mark.scenario("LIF-12", only="http")
+@pytest.mark.scenario("LIF-15", only="http")
+def test_the_life_of_a_workspace(served: Served) -> None:
+    made = served.post("/workspaces")
+    path = f"/workspaces/{made['id']}"
+    assert (made["status"], made["provider"], made["lifecycle"], made["lease"]) == ("ready", "local", "ephemeral", None)
+    assert made["resource_limits"] | {"disk": 0} == {"cpu": 2.0, "memory": 4 << 30, "disk": 0, "pids": 512}
+
+    served.tool(made["id"], "write", file_path="kept", content="work\n")
+    used = served.get(path)
+    assert used["expires_at"] > made["expires_at"]
+    assert used["last_used_at"] > made["last_used_at"]
+    assert used["lease"]["state"] == "live"
+
+    stopped = served.post(f"{path}/stop")
+    assert (stopped["status"], stopped["lease"]) == ("stopped", None)
+    assert stopped["last_used_at"] > used["last_used_at"]
+    assert served.refused("POST", f"{path}/tools/read", {"file_path": "kept"}) == (409, "workspace.state")
+    assert served.post(f"{path}/resume")["status"] == "ready"
+    assert served.tool(made["id"], "read", file_path="kept")["content"] == "work\n"
+
+    gone = json.loads(served.ask("DELETE", f"/api/v1{path}").raw)
+    assert gone["changed_files"] == 1
+    assert (Path(gone["saved_in"]) / "work.patch").read_text().endswith("+work\n")
+    assert served.refused("GET", path) == (404, "store.unknown-workspace")
+    assert served.refused("DELETE", path) == (404, "store.unknown-workspace")
+    assert served.get("/workspaces") == {"workspaces": [], "next": None}
+
+
+@pytest.mark.scenario("LIF-02", only="http")
+def test_a_provider_that_is_named_is_the_only_one(project: Project) -> None:
+    project.env |= {"DOCKER_HOST": dockerd.host()}
+    with serving(project) as served:
+        made = served.post("/workspaces", {"provider": "docker", "image": dockerd.IMAGE})
+        assert (made["provider"], made["status"]) == ("docker", "ready")
+        assert served.tool(made["id"], "bash", command="echo inside")["stdout"] == "inside\n"
+        assert served.ask("DELETE", f"/api/v1/workspaces/{made['id']}").status == 200
+        assert served.refused("POST", "/workspaces", {"provider": "firecracker"})[0] == 400
+        assert served.refused("POST", "/workspaces", {"provider": "gvisor", "image": "absent:1"})[0] in (404, 503)
+        assert served.get("/workspaces")["workspaces"] == []
+
+
+@pytest.mark.scenario("CFG-05", only="http")
+def test_a_tool_that_is_not_in_the_list_is_refused_on_the_route(served: Served) -> None:
+    id = served.post("/workspaces", {"tools": ["read", "grep"]})["id"]
+
+    answer = served.ask("POST", f"/api/v1/workspaces/{id}/tools/bash", {"command": "touch ran"})
+
+    assert (answer.status, answer.json["detail"]) == (403, "Tool 'bash' is not enabled for this agent type")
+    assert served.tool(id, "read", file_path=".")["content"] == ".git/\n"
+    assert served.refused("POST", "/workspaces", {"tools": ["bash", "ssh"]}) == (400, "cli.usage")
+    assert served.ask("DELETE", f"/api/v1/workspaces/{id}").status == 200
+
+
+@pytest.mark.scenario("LIF-09", only="http")
+def test_a_call_that_runs_when_its_workspace_is_destroyed_is_asked_to_end(served: Served) -> None:
+    id = served.post("/workspaces")["id"]
+    script = "trap 'echo told >told; exit 3' TERM; echo begun >begun; sleep 300 & wait"
+    call = served.send("POST", f"/api/v1/workspaces/{id}/tools/bash", {"command": script})
+    tree = served.project.home / "state" / "projects" / "default" / "workspaces" / id
+    until((tree / "begun").exists)
+
+    gone = served.ask("DELETE", f"/api/v1/workspaces/{id}").json
+
+    answer = call.getresponse()
+    assert (answer.status, json.loads(answer.read())["code"]) == (409, "tool.stopped")
+    call.close()
+    assert "+told\n" in (Path(gone["saved_in"]) / "work.patch").read_text()
+
+
+@pytest.mark.scenario("LIF-05", only="http")
+def test_there_is_no_room_beyond_the_limit(project: Project) -> None:
+    project.env["WORKSPACE_MAX"] = "1"
+    with serving(project) as served:
+        id = served.post("/workspaces")["id"]
+        answer = served.ask("POST", "/api/v1/workspaces", {})
+        assert (answer.status, answer.code) == (429, "workspace.limit")
+        assert id in answer.json["hint"]
+        served.ask("DELETE", f"/api/v1/workspaces/{id}")
+
+
+@pytest.mark.scenario("LIF-13", only="http")
+def test_an_expired_workspace_is_removed_while_the_server_runs(project: Project) -> None:
+    project.env["WORKSPACE_TTL"] = "1s"
+    id = project.json("workspace", "create")["id"]
+    time.sleep(1.1)  # its time to live
+    with serving(project, says=["workspace.expired"]) as served:
+        until(lambda: served.ask("GET", f"/api/v1/workspaces/{id}").status == 404)
+
+
+def test_what_a_token_may_not_see_is_not_there(served: Served) -> None:
+    for name in ("shop", "bank"):
+        done = served.project.runner("project", "create", name, "--workspace-isolation")
+        assert done.code == 0, done.err
+    settings = served.project.settings()
+    shop = create_token(settings, "shop", ("project:shop",))
+    reader = create_token(settings, "reader", ("project:shop:ro",))
+    theirs = served.post("/workspaces", {"project": "bank"})["id"]
+    ours = served.post("/workspaces", {"project": "shop"}, token=shop)["id"]
+
+    absent = served.ask("GET", f"/api/v1/workspaces/{'0' * len(theirs)}", token=shop)
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/stop"), ("POST", "/resume")):
+        answer = served.ask(method, f"/api/v1/workspaces/{theirs}{path}", token=shop)
+        assert (answer.status, answer.raw) == (404, absent.raw.replace(b"0" * len(theirs), theirs.encode()))
+    call = f"/workspaces/{theirs}/tools/bash"
+    assert served.refused("POST", call, {"command": "true"}, token=shop) == (404, "store.unknown-workspace")
+    assert [one["id"] for one in served.get("/workspaces", token=shop)["workspaces"]] == [ours]
+    assert served.refused("POST", "/workspaces", {}, token=shop) == (403, "server.scope")
+    assert served.refused("POST", "/workspaces", {"project": "bank"}, token=shop) == (403, "server.scope")
+    assert served.get(f"/workspaces/{ours}", token=reader)["project"] == "shop"
+    call = f"/workspaces/{ours}/tools/read"
+    assert served.refused("POST", call, {"file_path": "."}, token=reader) == (403, "server.scope")
+    for id in (ours, theirs):
+        served.ask("DELETE", f"/api/v1/workspaces/{id}")
+
+
+def test_a_clone_is_made_and_lists_are_paged(served: Served, repository: Path) -> None:
+    git(repository, "branch", "next")
+    ids = [served.post("/workspaces")["id"] for _ in range(3)][::-1]
+    first = served.get("/workspaces?limit=2")
+    rest = served.get(f"/workspaces?limit=2&cursor={first['next']}")
+
+    assert [one["id"] for one in (*first["workspaces"], *rest["workspaces"])] == ids
+    assert rest["next"] is None
+    assert served.refused("GET", "/workspaces?limit=0") == (400, "server.request")
+    assert served.refused("POST", "/workspaces", {"repository_url": "ext::sh -c id"})[0] == 400
+    for id in ids:
+        served.ask("DELETE", f"/api/v1/workspaces/{id}")
+
+
+def test_a_server_that_is_told_to_end_finishes_what_it_works_on(project: Project) -> None:
+    with serving(project) as served:
+        id = served.post("/workspaces")["id"]
+        call = served.send(
+            "POST", f"/api/v1/workspaces/{id}/tools/bash", {"command": "echo >begun; sleep 2; echo done"}
+        )
+        until((project.home / "state" / "projects" / "default" / "workspaces" / id / "begun").exists)
+        served.process.terminate()
+        answer = call.getresponse()
+        assert json.loads(answer.read())["stdout"] == "done\n"
+        call.close()
+    assert project.json("lease", "list") == []
+    assert project.runner("workspace", "destroy", id).code == 0
+
+
+def test_what_a_server_that_was_killed_had_open_can_be_used_again(project: Project) -> None:
+    with serving(project, ends=-signal.SIGKILL) as served:
+        id = served.post("/workspaces")["id"]
+        served.tool(id, "write", file_path="kept", content="")
+        served.process.kill()
+        served.process.wait()
+    with serving(project, token="second", says=["lease.taken-over"]) as served:
+        assert served.tool(id, "glob", pattern="*")["matches"] == ["kept"]
+        assert served.ask("DELETE", f"/api/v1/workspaces/{id}").status == 200
