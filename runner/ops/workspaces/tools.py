@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import trio
 from msgspec import Struct
@@ -96,7 +97,7 @@ class KeptWorkspaces:
         self._kept: dict[str, _Kept] = {}
         self._opening: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
 
-    async def call(self, row: WorkspaceRow, name: str, arguments: Struct) -> Struct:
+    async def call(self, row: WorkspaceRow, name: str, arguments: Struct) -> Any:
         """Call a tool in its turn. Raises ``ToolStopped`` when the workspace is closed before the call has ended."""
         require_tool(row, name)
         while True:
@@ -112,7 +113,7 @@ class KeptWorkspaces:
                     raise ToolStopped(message)
             await kept.closed.wait()
 
-    async def _call(self, kept: _Kept, name: str, arguments: Struct) -> Struct:
+    async def _call(self, kept: _Kept, name: str, arguments: Struct) -> Any:
         try:
             return await kept.opened.call(name, arguments)
         except (LeaseError, WorkspaceLost):

@@ -16,7 +16,8 @@ from runner.server.routes.workspaces import visible
 def _handler(name: str) -> Callable[[Call], Awaitable[Struct]]:
     async def handle(call: Call) -> Struct:
         row = await visible(call, change=True)
-        return await call.server.kept.call(row, name, call.body)
+        result: Struct = await call.server.kept.call(row, name, call.body)
+        return result
 
     return handle
 
