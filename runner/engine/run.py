@@ -122,22 +122,8 @@ async def execute_run(
     record = RunRecord(id=id)
     lease_holder = LeaseHolder(record.workspace, RunHolder(id), deps.lease)
     journal = _Journal(record, append, control, lease_holder)
-    kinds, routine = {step.id: step.kind for step in plan.steps}, tuple(s.id for s in plan.steps if s.routine)
-    resumes = resumption.run if resumption is not None else None
     await journal.write(
-        ev.RunStarted(
-            name=plan.name,
-            plan=digest,
-            runner=__version__,
-            steps=kinds,
-            deadline_seconds=plan.deadline_seconds,
-            key=key,
-            resumes=resumes,
-            rehearsal=deps.gateway.rehearsal,
-            manifests=manifests,
-            routine=routine,
-            open_network=tuple(step.id for step in plan.steps if network_of(step).open),
-        ),
+        _started(plan, digest, deps, key=key, manifests=manifests, resumption=resumption),
         *(ev.WarningIssued(warning.code, warning.message) for warning in warnings),
     )
     reused = resumption.reused if resumption is not None else {}
@@ -161,13 +147,12 @@ async def execute_run(
                     attempt=resumption.attempt if resumption is not None else None,
                     secrets=secrets or {},
                 )
+                phases = _PhaseRunner(run=run, record=record, plan=plan, control=control, reused=reused)
                 services.start_soon(_keep_lease, journal, plan.stop_budget_seconds)
                 try:
-                    await _work(_PhaseRunner(run=run, record=record, plan=plan, control=control, reused=reused))
+                    await _work(phases)
                 finally:
-                    await _finalize(
-                        _PhaseRunner(run=run, record=record, plan=plan, control=control, reused=reused, finalizing=True)
-                    )
+                    await _finalize(phases)
                 services.cancel_scope.cancel()
     except* LeaseLost:
         # The workspace is another's now, and whatever of it is left. That this run has ended is still for us to say.
@@ -177,6 +162,30 @@ async def execute_run(
     last += (ev.WarningIssued("secret.late", text.format(name)) for name in deps.redact.late)
     await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome)))
     return record
+
+
+def _started(
+    plan: RunPlan,
+    digest: str,
+    deps: RunDependencies,
+    *,
+    key: str | None,
+    manifests: str | None,
+    resumption: ResumeState | None,
+) -> ev.RunStarted:
+    return ev.RunStarted(
+        name=plan.name,
+        plan=digest,
+        runner=__version__,
+        steps={step.id: step.kind for step in plan.steps},
+        deadline_seconds=plan.deadline_seconds,
+        key=key,
+        resumes=resumption.run if resumption is not None else None,
+        rehearsal=deps.gateway.rehearsal,
+        manifests=manifests,
+        routine=tuple(step.id for step in plan.steps if step.routine),
+        open_network=tuple(step.id for step in plan.steps if network_of(step).open),
+    )
 
 
 _LOST = failed(Reason.LEASE, "its workspace was taken over by another")
@@ -278,6 +287,7 @@ async def _work(phase: _PhaseRunner) -> None:
 
 async def _finalize(phase: _PhaseRunner) -> None:
     plan, record, control = phase.plan, phase.record, phase.control
+    phase.finalizing = True
     control.start_stop_budget(trio.current_time())
     with control.finalize as finalize:
         finalize.shield = True
