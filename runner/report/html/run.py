@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from runner.core.model import Command
 from runner.events.record import RunRecord
-from runner.report import compare, text
+from runner.report import compare, progress, text
 from runner.report.format import commands
 from runner.report.html.diff import files_of
 from runner.report.html.excerpt import Excerpt
@@ -46,14 +46,19 @@ class RunContents(Struct, frozen=True, kw_only=True):
 def render_run(contents: RunContents) -> str:
     """Render the page of one run."""
     record = contents.account.record
+    step = blamed(record)
+    lacking = (
+        progress.why(contents.account, step, contents.printed.get(step, Excerpt()).lines, seen=True) if step else ()
+    )
     links = {lines.place: lines.id for lines in contents.cited}
     return render(
         "run.html",
         run=contents,
         record=record,
         text=text,
-        blamed=blamed(record),
+        blamed=step,
         because=text.because(record),
+        lacking=[line.strip() for line in lacking],
         commands_line=commands(record.commands) if record.commands is not None else "",
         diff=files_of(contents.patch.lines),
         bars=_bars(record),

@@ -7,10 +7,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from runner.events.events import Event
 from runner.report.html.run import RunContents, render_comparison, render_run
 from tests.support.pages import hostile, ordinary
-from tests.support.run_files import account, bad, good
+from tests.support.run_files import CHECKS, account, bad, begin, good, record
 
 GOLDEN = Path(__file__).parents[2] / "cases" / "html" / "run.html"
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -88,6 +90,14 @@ def test_nothing_in_a_page_turns_text_round_or_hides_it(page: Page) -> None:
 
 def test_a_page_of_ten_thousand_events_and_endless_lines_stays_small() -> None:
     assert len(render_run(hostile(10_000, 10_000_000)).encode()) < 4 << 20
+
+
+@pytest.mark.parametrize("end", [good(CHECKS), bad()], ids=["good", "bad"])
+def test_a_run_has_a_page_at_every_point_of_its_way(end: list[Event]) -> None:
+    events = [*begin("work", "r1"), *end]
+    for seen in range(1, len(events) + 1):
+        contents = replace(ordinary(), account=replace(account([]), record=record(events[:seen])))
+        assert "<h2>Evidence</h2>" in render_run(contents)
 
 
 def test_several_runs_stand_beside_each_other_with_how_each_ended() -> None:
