@@ -1,8 +1,7 @@
-"""The lease rows of a SQLite store, written by events in the transaction that stores the events."""
+"""The lease rows of a store, written by events in the transaction that stores the events."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,18 +11,23 @@ from msgspec.structs import replace
 from runner.core.model import Fence, Holder, Lease
 from runner.events.events import LeaseAcquired
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
+from runner.store._database import Connection
 from runner.store._rows import as_rows
 
 _COLUMNS = "workspace, fence, id, holder, acquired, refreshed, expires, runner"
+_WRITE = (
+    f"INSERT INTO leases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (workspace) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", "))
+)
 _HOLDER: json.Decoder[Holder] = json.Decoder(Holder)
 
 
-def read_lease(connection: sqlite3.Connection, workspace: str) -> Lease:
+def read_lease(connection: Connection, workspace: str) -> Lease:
     query = f"SELECT {_COLUMNS} FROM leases WHERE workspace = ?"
     return next(_leases(connection.execute(query, (workspace,))), free(workspace))
 
 
-def read_leases(connection: sqlite3.Connection) -> list[Lease]:
+def read_leases(connection: Connection) -> list[Lease]:
     query = f"SELECT {_COLUMNS} FROM leases WHERE id <> '' ORDER BY acquired, workspace"
     return list(_leases(connection.execute(query)))
 
@@ -33,17 +37,17 @@ def _leases(found: Iterable[Sequence[Any]]) -> Iterator[Lease]:
     return as_rows(Lease, ((*row[:3], row[3] and _HOLDER.decode(row[3]), *row[4:]) for row in found))
 
 
-def check_fence(connection: sqlite3.Connection, fence: Fence, at: int) -> None:
+def check_fence(connection: Connection, fence: Fence, at: int) -> None:
     """Raise ``LeaseLost`` when the fence is not that of the current lease."""
     check(read_lease(connection, fence.workspace), fence, at)
 
 
-def write_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int, runner: str | None) -> None:
+def write_lease(connection: Connection, event: LeaseEvent, at: int, runner: str | None) -> None:
     """Apply an event of a runner to a lease. Raises ``LeaseHeld`` and ``LeaseLost``."""
     _write(connection, advance(read_lease(connection, event.workspace), event, at, runner))
 
 
-def restore_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) -> None:
+def restore_lease(connection: Connection, event: LeaseEvent, at: int) -> None:
     """Apply an event to a lease that others may have had in between, whose events are not known any more."""
     row = read_lease(connection, event.workspace)
     match event:
@@ -53,13 +57,13 @@ def restore_lease(connection: sqlite3.Connection, event: LeaseEvent, at: int) ->
             _write(connection, advance(replace(row, expires=max(row.expires, at + 1)), event, at))
 
 
-def _write(connection: sqlite3.Connection, row: Lease) -> None:
+def _write(connection: Connection, row: Lease) -> None:
     holder = None if row.holder is None else json.encode(row.holder).decode()
     values = (row.workspace, row.fence, row.id, holder, row.acquired, row.refreshed, row.expires, row.runner)
-    connection.execute(f"INSERT OR REPLACE INTO leases ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+    connection.execute(_WRITE, values)
 
 
-def forget_leases(connection: sqlite3.Connection) -> None:
+def forget_leases(connection: Connection) -> None:
     """Remove the free rows of workspaces that are gone, whose ids are never used again.
 
     While a run may still make its workspace the row stays: the next holder would get the fence of an earlier one, who

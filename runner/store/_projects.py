@@ -1,9 +1,8 @@
-"""The project records of a SQLite store, and who may change one."""
+"""The project records of a store, and who may change one."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -11,15 +10,13 @@ from msgspec.structs import replace
 from runner.core.errors import ProjectOwned, UnknownProject, nearest
 from runner.core.sanitize import excerpt
 from runner.ports.store import ProjectRow
+from runner.store._database import Connection
 from runner.store._rows import storable
 
 _COLUMNS = "name, root, workspace_isolation, protected_paths, manifest, updated"
 
 
-def read_projects(connection: sqlite3.Connection) -> list[ProjectRow]:
-    """List projects by name; none in a store of an older version, which a reader does not migrate."""
-    if not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'projects'").fetchone():
-        return []
+def read_projects(connection: Connection) -> list[ProjectRow]:
     rows = connection.execute(f"SELECT {_COLUMNS} FROM projects ORDER BY name")
     return [
         ProjectRow(
@@ -34,7 +31,7 @@ def read_projects(connection: sqlite3.Connection) -> list[ProjectRow]:
     ]
 
 
-def write_project(connection: sqlite3.Connection, project: ProjectRow, at: int) -> ProjectRow:
+def write_project(connection: Connection, project: ProjectRow, at: int) -> ProjectRow:
     """Write a record in one statement, so that no other writer comes between. Raises ``ProjectOwned``."""
     manifest = project.manifest and storable(project.manifest)
     protected = json.dumps(project.protected_paths)

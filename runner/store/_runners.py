@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from runner.lifecycle.liveness import FORGET_AFTER
 from runner.ports.store import RunnerRow
+from runner.store._database import Connection
 from runner.store._rows import as_rows
 
 _COLUMNS = "id, host, boot, home, pid, ticks, started, heartbeat"
 
 
-def read_runners(connection: sqlite3.Connection) -> list[RunnerRow]:
+def read_runners(connection: Connection) -> list[RunnerRow]:
     return list(as_rows(RunnerRow, connection.execute(f"SELECT {_COLUMNS} FROM runners ORDER BY started, id")))
 
 
-def write_runner(connection: sqlite3.Connection, runner: RunnerRow, at: int) -> None:
+def write_runner(connection: Connection, runner: RunnerRow, at: int) -> None:
     """Record that a runner lives."""
     values = (runner.id, runner.host, runner.boot, runner.home, runner.pid, runner.ticks, at, at)
     connection.execute(
@@ -25,20 +24,18 @@ def write_runner(connection: sqlite3.Connection, runner: RunnerRow, at: int) -> 
     )
 
 
-def drop_runner(connection: sqlite3.Connection, id: str, at: int) -> None:
+def drop_runner(connection: Connection, id: str, at: int) -> None:
     """Remove a runner, and those of which nothing was heard for long."""
     connection.execute("DELETE FROM runners WHERE id = ? OR heartbeat < ?", (id, at - round(FORGET_AFTER * 1e6)))
 
 
-def replace_runner(connection: sqlite3.Connection, run: str, before: str | None, runner: RunnerRow, at: int) -> bool:
-    """Change the runner of a run in one transaction with its row, so that no other comes between."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        write_runner(connection, runner, at)
-        query = "UPDATE runs SET runner = ? WHERE id = ? AND runner IS ?"
-        taken = connection.execute(query, (runner.id, run, before)).rowcount == 1
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    return taken
+def replace_runner(connection: Connection, run: str, before: str | None, runner: RunnerRow, at: int) -> bool:
+    """Change the runner of a run in one statement, so that no other comes between."""
+    write_runner(connection, runner, at)
+    query = "UPDATE runs SET runner = ? WHERE id = ? AND coalesce(runner, '') = ?"
+    return connection.execute(query, (runner.id, run, before or "")).rowcount == 1
+
+
+def is_runner(connection: Connection, run: str, id: str) -> bool:
+    """Tell whether a run has the runner with this id."""
+    return connection.execute("SELECT 1 FROM runs WHERE id = ? AND runner = ?", (run, id)).fetchone() is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,17 +12,19 @@ from runner.core.errors import NotFoundError, RunExists, UnknownRun
 from runner.core.sanitize import excerpt
 from runner.events.events import RunStarted
 from runner.ports.store import Cursor, RunRow, WorkspaceRow
+from runner.store._database import Connection
 from runner.store._rows import as_rows, storable
 
 _COLUMNS = "id, name, status, exit_code, plan, created, ended, resumes, rehearsal, manifests, runner"
 _NEWEST = "ORDER BY created DESC, id DESC"
+ALL = (1 << 63) - 1  # rows
 CANDIDATES = 8  # that an error lists
 
 R = TypeVar("R", RunRow, WorkspaceRow)
 
 
 def read_runs(
-    connection: sqlite3.Connection,
+    connection: Connection,
     *,
     status: str | None = None,
     name: str | None = None,
@@ -32,15 +33,15 @@ def read_runs(
     limit: int | None = None,
 ) -> list[RunRow]:
     query = (
-        f"SELECT {_COLUMNS} FROM runs WHERE (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR name GLOB ?2)"
+        f"SELECT {_COLUMNS} FROM runs WHERE (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR glob(?2, name))"
         f" AND (?3 IS NULL OR created >= ?3) AND (?4 IS NULL OR (created, id) < (?4, ?5)) {_NEWEST} LIMIT ?6"
     )
     pattern = None if name is None else glob_of(name)
-    values = (status, pattern, since, *(before or (None, None)), -1 if limit is None else limit)
+    values = (status, pattern, since, *(before or (None, None)), ALL if limit is None else limit)
     return list(as_rows(RunRow, connection.execute(query, values)))
 
 
-def find_run(connection: sqlite3.Connection, text: str) -> RunRow:
+def find_run(connection: Connection, text: str) -> RunRow:
     """Return the run whose id starts with ``text``, or the newest for ``last``. Raises ``UnknownRun``."""
     if text == "last" and (newest := read_runs(connection, limit=1)):
         return newest[0]
@@ -48,15 +49,14 @@ def find_run(connection: sqlite3.Connection, text: str) -> RunRow:
     return one_run(as_rows(RunRow, (values[:-1] for values in found)), count_of(found), text)
 
 
-def find_by_prefix(
-    connection: sqlite3.Connection, table: str, columns: str, age: str, text: str
-) -> list[tuple[Any, ...]]:
+def find_by_prefix(connection: Connection, table: str, columns: str, age: str, text: str) -> list[tuple[Any, ...]]:
     """Read rows whose ids start with ``text``, as many as an error lists; the last column is the number of all."""
     query = (
-        f"SELECT {columns}, count(*) OVER () FROM {table} WHERE id >= ?1 AND id < ?1 || char(0x10ffff)"
+        f"SELECT {columns}, count(*) OVER () FROM {table} WHERE id >= ?1 AND id < ?2"
         f" ORDER BY id = ?1 DESC, {age} DESC, id DESC LIMIT {CANDIDATES}"
     )
-    return connection.execute(query, (storable(text),)).fetchall()
+    first = storable(text)
+    return connection.execute(query, (first, f"{first}\U0010ffff")).fetchall()
 
 
 def count_of(found: Sequence[Sequence[Any]]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from runner.core.model import DEFAULT_PROJECT, ClockReference, Limits, Workspace
 from runner.events.events import Event
 from runner.lifecycle.workspace import fold, named
 from runner.ports.store import Cursor, WorkspaceRow
-from runner.store._runs import Noun, count_of, find_by_prefix, only
+from runner.store._database import Connection
+from runner.store._runs import ALL, Noun, count_of, find_by_prefix, only
 
 _COLUMNS = (
     "id, provider, status, lifecycle, created_at, last_used_at, expires_at, repository_url, branch, resource_limits,"
@@ -25,8 +25,10 @@ _WRITE = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'agent_workspace', ?) ON CONFLICT (id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", "))
 )
-
-
+_ANCHOR = (
+    "INSERT INTO clock VALUES (1, ?, ?)"
+    " ON CONFLICT (id) DO UPDATE SET boot = excluded.boot, difference = excluded.difference"
+)
 _WORKSPACE = Noun("workspace", UnknownWorkspace, "runner workspace list")
 
 
@@ -35,14 +37,14 @@ def one_workspace(rows: Sequence[WorkspaceRow], count: int, text: str) -> Worksp
     return only({row.id: row for row in rows}, count, text, _WORKSPACE)
 
 
-def find_workspace(connection: sqlite3.Connection, text: str) -> WorkspaceRow:
+def find_workspace(connection: Connection, text: str) -> WorkspaceRow:
     """Return the workspace whose id starts with ``text``. Raises ``UnknownWorkspace``."""
     found = find_by_prefix(connection, "agent_workspaces", _COLUMNS, "created_at", text)
     return one_workspace([_row(values[:-1]) for values in found], count_of(found), text)
 
 
 def read_workspaces(
-    connection: sqlite3.Connection,
+    connection: Connection,
     *,
     status: str | None = None,
     before: Cursor | None = None,
@@ -52,11 +54,11 @@ def read_workspaces(
         f"SELECT {_COLUMNS} FROM agent_workspaces WHERE (?1 IS NULL OR status = ?1)"
         " AND (?2 IS NULL OR (created_at, id) < (?2, ?3)) ORDER BY created_at DESC, id DESC LIMIT ?4"
     )
-    values = (status, *(before or (None, None)), -1 if limit is None else limit)
+    values = (status, *(before or (None, None)), ALL if limit is None else limit)
     return [_row(found) for found in connection.execute(query, values)]
 
 
-def project_workspace(connection: sqlite3.Connection, owner: str, at: int, event: Event) -> None:
+def project_workspace(connection: Connection, owner: str, at: int, event: Event) -> None:
     """Update the row of the workspace that an event is about. Raises ``WorkspaceState``."""
     id = named(owner, event)
     if id is None:
@@ -114,16 +116,16 @@ def _row(values: Sequence[Any]) -> WorkspaceRow:
     )
 
 
-def read_anchor(connection: sqlite3.Connection) -> ClockReference | None:
+def read_anchor(connection: Connection) -> ClockReference | None:
     row = connection.execute("SELECT boot, difference FROM clock").fetchone()
     return None if row is None else ClockReference(*row)
 
 
-def write_anchor(connection: sqlite3.Connection, anchor: ClockReference) -> None:
-    connection.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?)", (anchor.boot, anchor.offset))
+def write_anchor(connection: Connection, anchor: ClockReference) -> None:
+    connection.execute(_ANCHOR, (anchor.boot, anchor.offset))
 
 
-def read_newest(connection: sqlite3.Connection) -> int:
-    query = "SELECT max(at) FROM (SELECT max(at) AS at FROM events UNION ALL SELECT max(at) FROM workspace_events)"
-    (newest,) = connection.execute(query).fetchone()
+def read_newest(connection: Connection) -> int:
+    both = "SELECT max(at) AS at FROM events UNION ALL SELECT max(at) FROM workspace_events"
+    (newest,) = connection.execute(f"SELECT max(at) FROM ({both}) AS journals").fetchone()
     return int(newest or 0)

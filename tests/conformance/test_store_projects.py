@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
 from runner.core.errors import ProjectOwned, UnknownProject
 from runner.ports.store import ProjectRow, Store
-from runner.store.sqlite import open_reader, open_store
 
 SHOP = ProjectRow(name="shop", root="/srv/shop", workspace_isolation=True, protected_paths=("AGENTS.md", ".factory/"))
 
@@ -57,13 +52,3 @@ async def test_a_place_whose_name_is_no_text_can_be_kept(store: Store) -> None:
     await store.put_project(replace(SHOP, root="/srv/\udcff", manifest="/srv/\udcff.runner.yaml"))
 
     assert (await store.project("shop")).root.startswith("/srv/")
-
-
-async def test_a_reader_of_an_older_store_finds_no_project(tmp_path: Path) -> None:
-    async with open_store(tmp_path / "state.db", now=lambda: 0, entropy=bytes) as store:
-        await store.put_project(SHOP)
-    with closing(sqlite3.connect(tmp_path / "state.db")) as connection:
-        connection.execute("DROP TABLE projects")
-        connection.commit()
-    async with open_reader(tmp_path / "state.db") as reader:
-        assert await reader.projects() == []

@@ -30,9 +30,10 @@ from runner.ops.planning.make_plan import PlanResult, make_plan
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.recover import recover_runs
 from runner.ports.provider import Provider
+from runner.ports.store import Store
 from runner.runtime.context import RunDependencies
 from runner.runtime.lease_holder import LeaseHolder
-from runner.store.sqlite import SqliteStore, open_store
+from runner.store.sqlite import open_store
 from tests.support.fake_provider import FakeProvider, Scripted
 from tests.support.runs import apply_in
 from tests.support.situations import Project, leftovers, processes_of
@@ -46,7 +47,7 @@ class Host:
 
     home: Path
     settings: Settings
-    store: SqliteStore
+    store: Store
     provider: Provider
     deps: RunDependencies
     ahead: float = 0.0
@@ -91,7 +92,7 @@ async def loses_its_workspace(host: Host) -> None:
     host.taken = len(await host.store.events(row.workspace.partition("-")[0]))
 
 
-async def take_over(store: SqliteStore, provider: Provider, workspace: str, nonce: str) -> None:
+async def take_over(store: Store, provider: Provider, workspace: str, nonce: str) -> None:
     lease_holder = LeaseHolder(workspace, CommandHolder("another", 7), store.lease)
 
     async def emit(*events: ev.Event) -> None:

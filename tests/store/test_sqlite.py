@@ -25,15 +25,14 @@ from runner.core.model import CommandHolder, succeeded
 from runner.events import events as ev
 from runner.lifecycle.liveness import FORGET_AFTER
 from runner.ports.store import RunnerRow
-from runner.store.sqlite import _PROJECTED, OLDEST, SqliteStore, _project, migrate, open_reader, open_store, scripts
+from runner.store._sql import _PROJECTED, Store, _project
+from runner.store.sqlite import OLDEST, migrate, open_reader, open_store, scripts
 from tests.support.needs import ROOT
 
 STARTED = ev.RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={}, deadline_seconds=60.0)
 
 
-def store_in(
-    folder: Path, hook: Callable[[str], None] = lambda point: None
-) -> AbstractAsyncContextManager[SqliteStore]:
+def store_in(folder: Path, hook: Callable[[str], None] = lambda point: None) -> AbstractAsyncContextManager[Store]:
     ticks = count(1_000)
     return open_store(folder / "state.db", now=lambda: next(ticks), entropy=lambda n: b"\x01" * n, hook=hook)
 
@@ -204,7 +203,7 @@ async def test_of_two_processes_that_take_over_a_run_one_gets_it(tmp_path: Path)
         RunnerRow(id=id, host="host", boot="boot", home="8:1", pid=7, ticks=70) for id in ("r1", "r2", "r0")
     )
 
-    def opened(runner: RunnerRow) -> AbstractAsyncContextManager[SqliteStore]:
+    def opened(runner: RunnerRow) -> AbstractAsyncContextManager[Store]:
         return open_store(tmp_path / "state.db", now=lambda: clock[0], entropy=bytes, runner=runner)
 
     async with opened(dead) as store:
@@ -427,7 +426,7 @@ async def test_a_kill_loses_nothing_acknowledged_and_leaves_no_half_append(
 # --- full disks -----------------------------------------------------------------------------------
 
 
-async def fill(store: SqliteStore) -> RunnerError:
+async def fill(store: Store) -> RunnerError:
     """Append until it is refused, which must happen."""
     for _ in range(500):
         try:

@@ -19,8 +19,9 @@ from runner.core.errors import LeaseHeld, LeaseLost
 from runner.core.model import CommandHolder, Fence
 from runner.events.events import Event, WarningIssued
 from runner.lifecycle.lease import TTL
+from runner.ports.store import Store
 from runner.runtime.lease_holder import Emit, LeaseHolder
-from runner.store.sqlite import SqliteStore, open_store
+from runner.store.sqlite import open_store
 
 WORKSPACE = "w"
 
@@ -41,7 +42,7 @@ async def race(path: Path, rounds: int, start: Barrier, clock: Synchronized[int]
                 clock.value += round(TTL * 1e6)
 
 
-async def run(store: SqliteStore, lease_holder: LeaseHolder, last: Fence | None) -> str:
+async def run(store: Store, lease_holder: LeaseHolder, last: Fence | None) -> str:
     try:
         await lease_holder.acquire(emitting(store, None))
         assert lease_holder.fence is not None
@@ -59,7 +60,7 @@ async def run(store: SqliteStore, lease_holder: LeaseHolder, last: Fence | None)
     return answer
 
 
-def emitting(store: SqliteStore, fence: Fence | None) -> Emit:
+def emitting(store: Store, fence: Fence | None) -> Emit:
     """What a holder writes with."""
 
     async def emit(*events: Event) -> None:

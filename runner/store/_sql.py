@@ -1,0 +1,487 @@
+"""The store of any SQL database: queries, and the writing of events.
+
+One caller at a time writes, for all who wait, in one transaction and one hop to a thread; later callers wait for the
+next. A flush costs milliseconds, an event in it microseconds. There is no writer task: it would be no faster,
+cancelling must not reach it, and its nursery would wrap what the block raises. Each append is a savepoint, so that a
+refused one takes no other with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import TypeVar, get_args
+
+import trio
+from msgspec import Struct
+
+from runner.core.errors import LeaseError, RunnerError, RunOver, StoreFailed, WorkspaceState
+from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
+from runner.events.events import (
+    Event,
+    LeaseAcquired,
+    LeaseRefreshed,
+    LeaseReleased,
+    PoolMissed,
+    Recorded,
+    RunEnded,
+    RunStarted,
+    SnapshotPublished,
+    decode,
+    encode,
+)
+from runner.events.record import replay
+from runner.lifecycle.lease import LeaseEvent
+from runner.lifecycle.workspace import WorkspaceEvent, named
+from runner.ports.store import Cursor, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
+from runner.store._database import Connection, Database, Hook
+from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
+from runner.store._projects import find_project, read_projects, write_project
+from runner.store._rows import storable
+from runner.store._runners import drop_runner, is_runner, read_runners, replace_runner, write_runner
+from runner.store._runs import find_run, read_runs, run_exists_error
+from runner.store._slots import (
+    change_slot,
+    drop_slot,
+    is_slot,
+    project_count,
+    read_counts,
+    read_pools,
+    read_slots,
+    write_pools,
+    write_sizes,
+    write_slot,
+)
+from runner.store._workspaces import (
+    find_workspace,
+    project_workspace,
+    read_anchor,
+    read_newest,
+    read_workspaces,
+    write_anchor,
+)
+
+T = TypeVar("T")
+
+_PROJECTED = frozenset[type[Event]](
+    (*get_args(WorkspaceEvent), *get_args(LeaseEvent), PoolMissed, RunStarted, RunEnded, SnapshotPublished)
+)
+
+
+class _Journal(Struct, frozen=True):
+    """A table of events, and the column of their owner."""
+
+    table: str
+    owner: str
+
+
+_RUN_JOURNAL = _Journal("events", "run")
+_WORKSPACE_JOURNAL = _Journal("workspace_events", "workspace")
+
+
+class _Append(Struct, kw_only=True):
+    """A request to append and, once it has been written or refused, the answer."""
+
+    owner: str
+    events: Sequence[Event]
+    rows: list[str]
+    fence: Fence | None
+    journal: _Journal
+    answer: list[Recorded] | RunnerError | None = None
+
+
+class Reader:
+    """The reading half of a store. One call at a time uses the connection."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._written = trio.Event()  # set at the next commit by this store
+
+    @property
+    def _connection(self) -> Connection:
+        return self._database.connection
+
+    async def now(self) -> int:
+        return await self._database.now()
+
+    async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
+        return await self._database.run(lambda: self._read_events(_RUN_JOURNAL, run, after))
+
+    async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
+        while True:
+            written = self._written
+            for recorded in await self.events(run, after=after):
+                after = recorded.seq
+                yield recorded
+            await self._database.wait(run, written)
+
+    async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
+        return await self._database.run(lambda: self._read_events(_WORKSPACE_JOURNAL, workspace, after))
+
+    async def lease(self, workspace: str) -> Lease:
+        return await self._database.run(lambda: read_lease(self._connection, workspace))
+
+    async def leases(self) -> list[Lease]:
+        return await self._database.run(lambda: read_leases(self._connection))
+
+    async def workspaces(
+        self, *, status: str | None = None, before: Cursor | None = None, limit: int | None = None
+    ) -> list[WorkspaceRow]:
+        wanted = partial(read_workspaces, status=status, before=before, limit=limit)
+        return await self._database.run(lambda: wanted(self._connection))
+
+    async def workspace(self, id: str) -> WorkspaceRow:
+        return await self._database.run(lambda: find_workspace(self._connection, id))
+
+    async def anchor(self) -> ClockReference | None:
+        return await self._database.run(lambda: read_anchor(self._connection))
+
+    async def newest(self) -> int:
+        return await self._database.run(lambda: read_newest(self._connection))
+
+    async def counts(self) -> dict[str, int]:
+        both = "SELECT run, max(seq) FROM events GROUP BY run"
+        both += " UNION ALL SELECT workspace, max(seq) FROM workspace_events GROUP BY workspace"
+        return await self._database.run(lambda: {owner: int(seq) for owner, seq in self._connection.execute(both)})
+
+    async def check(self) -> None:
+        """Read everything. Raises ``StoreDamaged`` for what is not as it was written."""
+        await self._database.run(self._database.check)
+        runs = {row.id for row in await self.runs()}
+        for owner in await self.counts():
+            history = await (self.events(owner) if owner in runs else self.workspace_events(owner))
+            try:
+                if owner in runs:
+                    replay(owner, history)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise self._database.damaged(f"the events of run {owner} do not fit together") from error
+            if [recorded.seq for recorded in history] != list(range(1, len(history) + 1)):
+                raise self._database.damaged(f"events of {owner} are lacking")
+        for read in (self.workspaces, self.leases, self.runners, self.projects, self.pools, self.slots):
+            await read()
+        await self.anchor()
+        await self.newest()
+        await self.pool_counts()
+
+    async def runs(
+        self,
+        *,
+        status: str | None = None,
+        name: str | None = None,
+        since: int | None = None,
+        before: Cursor | None = None,
+        limit: int | None = None,
+    ) -> list[RunRow]:
+        wanted = partial(read_runs, status=status, name=name, since=since, before=before, limit=limit)
+        return await self._database.run(lambda: wanted(self._connection))
+
+    async def find(self, run: str) -> RunRow:
+        return await self._database.run(lambda: find_run(self._connection, run))
+
+    async def runners(self) -> list[RunnerRow]:
+        return await self._database.run(lambda: read_runners(self._connection))
+
+    async def projects(self) -> list[ProjectRow]:
+        return await self._database.run(lambda: read_projects(self._connection))
+
+    async def project(self, name: str) -> ProjectRow:
+        return find_project(await self.projects(), name)
+
+    async def pools(self) -> list[PoolRow]:
+        return await self._database.run(lambda: read_pools(self._connection))
+
+    async def slots(self) -> list[SlotRow]:
+        return await self._database.run(lambda: read_slots(self._connection))
+
+    async def pool_counts(self) -> dict[str, int]:
+        return await self._database.run(lambda: read_counts(self._connection))
+
+    def _read_events(self, journal: _Journal, owner: str, after: int) -> list[Recorded]:
+        query = f"SELECT seq, at, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq"
+        recorded = []
+        for seq, at, body in self._connection.execute(query, (owner, after)):
+            try:
+                recorded.append(Recorded(owner, seq, at, decode(body)))
+            except (ValueError, TypeError) as error:
+                what = f"event {seq} of {journal.owner} {owner} cannot be read: {error}"
+                raise self._database.damaged(what) from error
+        return recorded
+
+
+class Store(Reader):
+    def __init__(self, database: Database, nonce: str, *, hook: Hook, runner: RunnerRow | None) -> None:
+        super().__init__(database)
+        self.runner = runner
+        self._registered = False
+        self.nonce = nonce
+        self.writable = database.writable
+        self._hook = hook
+        self._backlog: list[_Append] = []
+        self._writing: trio.Event | None = None  # set when the commit under way has ended
+
+    async def _change(
+        self, action: Callable[[], T], *names: str, stored: Callable[[T], bool] = lambda answer: False
+    ) -> T:
+        """Write in a transaction of its own; see ``Database.transact``."""
+        return await self._database.run(lambda: self._database.transact(action, names=lambda: names, stored=stored))
+
+    async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
+        return await self._append(_RUN_JOURNAL, run, events, fence)
+
+    async def register(self) -> None:
+        self._registered = True
+        await self.beat()
+
+    async def beat(self) -> None:
+        if self.runner is not None and self._registered:
+            runner = self.runner
+            await self._change(lambda: write_runner(self._connection, runner, self._database.time()))
+
+    async def leave(self) -> None:
+        if self.runner is not None and self._registered:
+            id, self._registered = self.runner.id, False
+            await self._change(lambda: drop_runner(self._connection, id, self._database.time()))
+
+    async def take_run(self, run: str, before: str | None) -> bool:
+        assert self.runner is not None
+        runner, self._registered = self.runner, True
+        return await self._change(
+            lambda: replace_runner(self._connection, run, before, runner, self._database.time()),
+            stored=lambda taken: taken and is_runner(self._connection, run, runner.id),
+        )
+
+    async def put_project(self, project: ProjectRow) -> ProjectRow:
+        return await self._change(lambda: write_project(self._connection, project, self._database.time()))
+
+    async def append_to_workspace(
+        self, workspace: str, events: Sequence[Event], *, fence: Fence | None = None
+    ) -> list[Recorded]:
+        return await self._append(_WORKSPACE_JOURNAL, workspace, events, fence)
+
+    async def set_anchor(self, anchor: ClockReference) -> None:
+        await self._change(lambda: write_anchor(self._connection, anchor))
+
+    async def put_pools(self, pools: Sequence[PoolRow]) -> None:
+        await self._change(lambda: write_pools(self._connection, pools), "pools")
+
+    async def resize_pools(self, sizes: Mapping[str, int]) -> None:
+        await self._change(lambda: write_sizes(self._connection, sizes), "pools")
+
+    async def put_slot(self, slot: SlotRow) -> SlotRow:
+        return await self._change(
+            lambda: write_slot(self._connection, slot, self._database.time()),
+            stored=lambda made: is_slot(self._connection, made.id, made.state, made.workspace),
+        )
+
+    async def move_slot(self, id: str, before: SlotState, after: SlotState, workspace: str | None = None) -> bool:
+        return await self._change(
+            lambda: change_slot(self._connection, id, before, after, workspace),
+            stored=lambda changed: changed and is_slot(self._connection, id, after, workspace),
+        )
+
+    async def remove_slot(self, id: str) -> None:
+        await self._change(lambda: drop_slot(self._connection, id))
+
+    async def restore(self, run: str, history: Sequence[Recorded]) -> None:
+        """Insert further events of a run as they were recorded, with their times; all or none.
+
+        For events that a store has accepted once: no lease is checked. Raises ``StoreFailed`` for others.
+        """
+        await self._restore(_RUN_JOURNAL, run, history)
+
+    async def restore_workspace(self, workspace: str, history: Sequence[Recorded]) -> None:
+        """Insert events as ``restore`` does, into the journal of a workspace."""
+        await self._restore(_WORKSPACE_JOURNAL, workspace, history)
+
+    async def _restore(self, journal: _Journal, owner: str, history: Sequence[Recorded]) -> None:
+        misfits: tuple[type[Exception], ...] = (*self._database.refusals, WorkspaceState)
+
+        def restore() -> list[Recorded]:
+            for recorded in history:
+                if isinstance(recorded.event, LeaseAcquired | LeaseRefreshed | LeaseReleased):
+                    restore_lease(self._connection, recorded.event, recorded.at)
+                else:
+                    _project(self._connection, owner, recorded.at, recorded.event)
+                row = (owner, recorded.seq, recorded.at, encode(recorded.event))
+                self._connection.execute(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?)", row)
+            return [*history]
+
+        def restore_or_refuse() -> list[Recorded]:
+            try:
+                return restore()
+            except misfits as error:
+                raise StoreFailed(f"events of {journal.owner} `{owner}` do not fit: {error}") from error
+
+        names = {owner}.union(*(_names(owner, recorded.event) for recorded in history))
+        await self._change(restore_or_refuse, *names, stored=lambda answer: self._are_stored(journal, answer))
+
+    async def _append(
+        self, journal: _Journal, owner: str, events: Sequence[Event], fence: Fence | None
+    ) -> list[Recorded]:
+        request = _Append(
+            owner=owner, events=events, rows=[encode(event) for event in events], fence=fence, journal=journal
+        )
+        self._backlog.append(request)
+        while request.answer is None:
+            if self._writing is None:
+                await self._write()
+            else:
+                await self._writing.wait()
+        if isinstance(request.answer, RunnerError):
+            raise request.answer
+        return request.answer
+
+    async def _write(self) -> None:
+        """Commit all waiting requests. Shielded, for others wait for it too; bounded by the database's time-outs."""
+        self._writing = trio.Event()
+        batch: list[_Append] = []
+        try:
+            with trio.CancelScope(shield=True):
+                await trio.lowlevel.checkpoint()  # callers that the last commit woke come along
+                batch, self._backlog = self._backlog, []
+                await self._commit(batch)
+        finally:
+            for request in batch:
+                if request.answer is None:
+                    request.answer = StoreFailed(f"`{self._database.name}`: the commit did not come to an end")
+            self._writing.set()
+            self._writing = None
+            self._written.set()
+            self._written = trio.Event()
+
+    async def _commit(self, batch: Sequence[_Append]) -> None:
+        """Write a batch in one transaction and leave an answer in each request."""
+
+        def write() -> list[list[Recorded] | RunnerError]:
+            answers = [self._try_insert(request) for request in batch]
+            self._hook("torn")
+            return answers
+
+        def commit() -> list[list[Recorded] | RunnerError]:
+            self._hook("before")
+            answers = self._database.transact(write, names=lambda: _names_of(batch), stored=stored)
+            self._hook("after")
+            return answers
+
+        def stored(answers: Sequence[list[Recorded] | RunnerError]) -> bool:
+            """Look for one append of the batch: all are there or none."""
+            for request, answer in zip(batch, answers, strict=True):
+                if not isinstance(answer, RunnerError) and answer:
+                    return self._are_stored(request.journal, answer)
+            return True
+
+        answers: Sequence[list[Recorded] | RunnerError]
+        try:
+            answers = await self._database.run(commit)
+        except RunnerError as error:
+            answers = [error for _ in batch]
+        for request, answer in zip(batch, answers, strict=True):
+            request.answer = answer
+
+    def _are_stored(self, journal: _Journal, events: Sequence[Recorded]) -> bool:
+        """Tell whether the last of events that were written together is in its journal."""
+        last = events[-1]
+        query = f"SELECT at, body FROM {journal.table} WHERE {journal.owner} = ? AND seq = ?"
+        found = self._connection.execute(query, (last.run, last.seq)).fetchone()
+        return found is not None and tuple(found) == (last.at, encode(last.event))
+
+    def _try_insert(self, request: _Append) -> list[Recorded] | RunnerError:
+        try:
+            with self._database.savepoint():
+                return self._insert(request)
+        except LeaseError as refusal:
+            return refusal
+        except self._database.refusals as error:
+            return _key_conflict(self._connection, request) or self._refusal_of(request, error)
+
+    def _refusal_of(self, request: _Append, error: Exception) -> RunnerError:
+        match self._database.broken_rule(error):
+            case "unique":
+                return RunOver(f"run `{request.owner}` has ended already")
+            case "foreign":
+                return StoreFailed(f"run `{request.owner}` has not started")
+        return StoreFailed(f"events of run `{request.owner}` cannot be stored: {error}")
+
+    def _insert(self, request: _Append) -> list[Recorded]:
+        run, at, journal = request.owner, self._database.time(), request.journal
+        if request.fence is not None:
+            check_fence(self._connection, request.fence, at)
+        query = f"SELECT coalesce(max(seq), 0) + 1 FROM {journal.table} WHERE {journal.owner} = ?"
+        (first,) = self._connection.execute(query, (run,)).fetchone()
+        for event in request.events:
+            if type(event) in _PROJECTED:  # a test alone for what an agent says a thousand times
+                _project(self._connection, run, at, event, self._named_by(event, at))
+        rows = [(run, seq, at, body) for seq, body in zip(count(first), request.rows, strict=False)]
+        self._connection.executemany(f"INSERT INTO {journal.table} VALUES (?, ?, ?, ?)", rows)
+        return [Recorded(run, seq, at, event) for seq, event in zip(count(first), request.events, strict=False)]
+
+    def _named_by(self, event: Event, at: int) -> str | None:
+        """Return the runner that the row of an event names, once it is recorded itself."""
+        if self.runner is None or not isinstance(event, RunStarted | LeaseAcquired):
+            return None
+        write_runner(self._connection, self.runner, at)
+        self._registered = True
+        return self.runner.id
+
+
+def _names_of(batch: Sequence[_Append]) -> set[str]:
+    """Return the names of the journals, leases and workspaces that a batch changes or relies on."""
+    names = set()
+    for request in batch:
+        names.add(request.owner)
+        if request.fence is not None:
+            names.add(request.fence.workspace)
+        for event in request.events:
+            names |= _names(request.owner, event)
+    return names
+
+
+def _names(owner: str, event: Event) -> set[str]:
+    if isinstance(event, LeaseAcquired | LeaseRefreshed | LeaseReleased):
+        return {event.workspace}
+    named_workspace = named(owner, event)
+    return set() if named_workspace is None else {named_workspace}
+
+
+def _project(connection: Connection, run: str, at: int, event: Event, runner: str | None = None) -> None:
+    """Update the projection tables for an event of a runner."""
+    project_workspace(connection, run, at, event)
+    project_count(connection, event)
+    match event:
+        case RunStarted() as started:
+            connection.execute(
+                "INSERT INTO runs (id, name, status, plan, created, key, resumes, rehearsal, manifests, runner)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+                (run, started.name, Status.RUNNING, started.plan, at, started.key, *_sources(started), runner),
+            )
+        case RunEnded(outcome=outcome, exit_code=exit_code):
+            connection.execute(
+                "UPDATE runs SET status = ?, exit_code = ?, ended = ? WHERE id = ?",
+                (outcome.status, exit_code, at, run),
+            )
+            forget_leases(connection)
+        case SnapshotPublished(commit=commit, tree=tree, base=base, branch=branch):
+            connection.execute(
+                "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (run, commit, tree, base, branch, at),
+            )
+        case LeaseAcquired() | LeaseRefreshed():
+            write_lease(connection, event, at, runner)
+        case LeaseReleased():
+            write_lease(connection, event, at, None)
+            forget_leases(connection)
+
+
+def _sources(started: RunStarted) -> list[str | None]:
+    return [said and storable(said) for said in (started.resumes, started.rehearsal, started.manifests)]
+
+
+def _key_conflict(connection: Connection, request: _Append) -> RunnerError | None:
+    """Return the refusal of an append whose key another run has, if that is the reason."""
+    for event in request.events:
+        if isinstance(event, RunStarted) and event.key is not None:
+            query = "SELECT id FROM runs WHERE key = ? AND name = ? AND id <> ?"
+            for (run,) in connection.execute(query, (event.key, event.name, request.owner)):
+                return run_exists_error(run, event)
+    return None
