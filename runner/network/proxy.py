@@ -96,11 +96,15 @@ class _Session:
 
     @property
     def trust(self) -> bytes:
-        """Return the certificates that commands have to trust: the authority's, and those that this host trusts."""
-        if self._authority is None:
+        """Return the certificates that commands have to trust: the authority's, and those that this host trusts.
+
+        Without an authority there is something to trust only where this host has certificates of its own.
+        """
+        if self._authority is None and not self._way.own_certificates:
             return b""
         known = self._way.certificates().get_ca_certs(binary_form=True)
-        return self._authority.pem + "".join(map(ssl.DER_cert_to_PEM_cert, known)).encode()
+        own = self._authority.pem if self._authority is not None else b""
+        return own + "".join(map(ssl.DER_cert_to_PEM_cert, known)).encode()
 
     def close(self) -> None:
         """End the connections that are still served, and report those that were only counted."""

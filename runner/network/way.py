@@ -42,6 +42,11 @@ class Way:
         for scheme in ("http", "https"):
             find_proxy(scheme, "", reach)
 
+    @property
+    def own_certificates(self) -> bool:
+        """Tell whether this host trusts other certificates than the usual ones."""
+        return bool(self._reach.get("SSL_CERT_FILE"))
+
     def certificates(self) -> ssl.SSLContext:
         """Return a TLS context with what this host trusts, for HTTP/1.1."""
         if self._tls is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -10,6 +11,7 @@ from threading import Thread
 import pytest
 
 from tests.support import dockerd
+from tests.support.needs import program
 from tests.support.situations import Project
 
 # Not 127.0.0.1, which programs reach without a proxy, and which inside is the workspace's own.
@@ -134,6 +136,30 @@ def test_without_a_network_there_is_no_proxy(project: Project, port: int, provid
 
     assert project.logs("agent") == ""
     assert project.runner("runs", "network", "last").out == "no connection, and none was refused\n"
+
+
+INSTALL = {
+    "npm": "cd /tmp; echo '{}' > package.json; npm install -s ms && ls node_modules/ms",
+    "pip": "python3 -m venv /tmp/v && /tmp/v/bin/pip install -q six && ls /tmp/v/lib/python3*/site-packages/six.py",
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tool", INSTALL)
+def test_a_tool_installs_from_where_this_machine_has_it_do_so(project: Project, tool: str) -> None:
+    program(tool).require()
+    project.env |= {name: os.environ[name] for name in ("SSL_CERT_FILE", "PIP_CONFIG_FILE") if name in os.environ}
+    project.script(
+        "true",
+        workspace=f"""
+        network: {{setup: {{allow: [{tool}]}}}}
+        setup_commands:
+          - {json.dumps(INSTALL[tool])}""",
+    )
+
+    record = project.succeed()
+
+    assert sum(one["connections"] for one in record["network"] if one["refusal"] is None) > 1
 
 
 @pytest.mark.parametrize(

@@ -164,3 +164,27 @@ def test_commands_use_a_credential_that_is_nowhere_inside(
     kept = [path for path in (project.home / "state").rglob("*") if path.is_file()]
     assert [path for path in kept if redactor.names_in(path.read_bytes())] == []
     assert len(kept) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-13", only="provider")
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_mirror_of_this_hosts_configuration_is_found_and_trusted_inside(
+    project: Project, certificate: Path, port: int, provider: str
+) -> None:
+    project.env |= {
+        "SSL_CERT_FILE": str(certificate),
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_INDEX_URL": f"https://me:{TOKEN}@{THERE}:{port}/simple",
+    }
+    ask = "import os, urllib.request; print(urllib.request.urlopen(os.environ['PIP_INDEX_URL']).read().decode())"
+    workspace = f'network: {{setup: {{allow: [pip]}}}}\nsetup_commands: ["python3 -c \\"{ask}\\""]'
+    project.script("env | grep PIP_ || true", workspace=workspace, provider=provider)
+
+    record = project.succeed()
+
+    assert project.logs("setup") == "welcome\n"
+    assert project.logs("agent") == ""
+    assert [one[1:] for one in Handler.asked] == [("/simple", None)]
+    assert record["network"][0]["origin"].endswith("pip: this host's configuration")
+    assert TOKEN not in json.dumps(record)
