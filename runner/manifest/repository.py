@@ -27,7 +27,11 @@ class RepositoryPolicy(Shape):
         description="Patterns of the paths that must not be in a workspace, in upper or lower case; one "
         "without `/` holds at any depth. The list replaces the built-in one.",
     )
-    allowNetwork: bool = Field(False, description="Whether commands may have a network.")
+    allowNetwork: bool | None = Field(
+        None,
+        description="`true` gives commands every public host where the agent type says nothing of its network and no"
+        " `Policy` forbids it; `false` allows none, whatever the agent type says.",
+    )
     maxFileSize: Size | None = Field(None, description="The size in bytes that no file may exceed.")
 
 

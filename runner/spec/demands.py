@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from runner.core.codec import digest
+from runner.core.errors import Place
 from runner.core.hosts import NetworkSpec
 from runner.core.model import Feature, Limits
 from runner.core.settings import Settings
@@ -64,8 +65,13 @@ def _warm_size(selected: Selected, settings: Settings) -> int:
     return 0 if selected.agent_type.wrote("workspace", "providers") else settings.warm_pool_size
 
 
-def demands_of(selected: Selected, settings: Settings, networks: Mapping[str, NetworkSpec]) -> tuple[Demand, ...]:
-    """Everything that some provider here might not be able to enforce."""
+def demands_of(
+    selected: Selected, settings: Settings, networks: Mapping[str, NetworkSpec], *, added_at: Place | None = None
+) -> tuple[Demand, ...]:
+    """Everything that some provider here might not be able to enforce.
+
+    ``added_at`` is where the networks are written if not in the agent type.
+    """
     types, agent, workspace = selected.agent_type, selected.agent, selected.agent.workspace
     limits = limits_of(selected, settings)
     words = {
@@ -84,7 +90,11 @@ def demands_of(selected: Selected, settings: Settings, networks: Mapping[str, Ne
         for key, feature in _LIMIT_KEYS.items()
     ]
     at, written = types.place("workspace", "network"), types.wrote("workspace", "network")
-    reached = {str(network): types.place("workspace", "network", step) for step, network in networks.items() if network}
+    reached = {
+        str(network): added_at or types.place("workspace", "network", step)
+        for step, network in networks.items()
+        if network
+    }
     for hosts, place in (reached or {"none": at}).items():
         demands.append(Demand(Feature.NETWORK_NONE, f"network {hosts}", place, bool(reached) or written))
     demands += (Demand(Feature.RELAY, f"the way to network {hosts}", place, True) for hosts, place in reached.items())

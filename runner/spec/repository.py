@@ -8,17 +8,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from runner.core.errors import BadValue, DefaultsDropped, NetworkIgnored, Place, RunnerError
+from runner.core.hosts import NetworkSpec
 from runner.core.model import IsolationClass
 from runner.core.sanitize import excerpt
 from runner.manifest import repository
 from runner.manifest.load import DEFAULTS
+from runner.manifest.network import STEPS, WHOLE
 from runner.manifest.repository import RepositoryPolicy
 from runner.manifest.text import Tree
 from runner.policy.paths import check_pattern
 from runner.spec.model import PolicyFile, PolicySpec
 
 NAME = "repository"
-_HOSTS = "write `workspace: {network: {allow: [HOST]}}` in the agent type"
 
 
 class OwnPolicy(Struct, frozen=True):
@@ -35,7 +36,7 @@ class OwnPolicy(Struct, frozen=True):
 
 
 def read_own(file: PolicyFile) -> tuple[OwnPolicy | None, list[RunnerError]]:
-    """Read a repository's policy file, or list its faults; a network that it allows is a warning."""
+    """Read a repository's policy file, or list its faults."""
     written, tree, found = repository.read(file.content)
     if written is None or tree is None:
         return None, found
@@ -48,9 +49,6 @@ def read_own(file: PolicyFile) -> tuple[OwnPolicy | None, list[RunnerError]]:
                 found.append(BadValue(f"`{excerpt(pattern)}` {complaint}", at=tree.place(key, position)))
     if found:
         return None, found
-    if written.allowNetwork:
-        at = tree.place("allowNetwork")
-        found.append(NetworkIgnored("this allows nothing: an agent type names its hosts", at=at, hint=_HOSTS))
     return OwnPolicy(written, tree, file.commit), found
 
 
@@ -74,6 +72,7 @@ def with_own(
         max_file_size=written.maxFileSize or min(policy.max_file_size for policy in policies),
         providers=None,
         min_isolation=IsolationClass.NONE,
+        network=None if written.allowNetwork is not False else dict.fromkeys(STEPS, _network(own, open=False)),
     )
     if untrusted or any(policy.origin != DEFAULTS for policy in policies):
         return (*policies, mine), []
@@ -84,6 +83,33 @@ def with_own(
         mine = replace(mine, allowed_paths=built_in.allowed_paths)
     mine = replace(mine, providers=built_in.providers, min_isolation=built_in.min_isolation, secrets=built_in.secrets)
     return (mine,), _dropped(built_in, mine, own)
+
+
+def with_network(
+    networks: dict[str, NetworkSpec],
+    own: OwnPolicy | None,
+    policies: Sequence[PolicySpec],
+    *,
+    why_not: str,
+) -> tuple[dict[str, NetworkSpec], Place | None, list[RunnerError]]:
+    """Add every public host if the repository's own policy allows a network and no ``Policy`` forbids it.
+
+    ``why_not`` says why nothing is added in any case. What is not added is a warning; of what is, return the place.
+    """
+    if own is None or not own.written.allowNetwork:
+        return networks, None, []
+    added = _network(own, open=True)
+    for policy in policies:
+        if policy.network is not None and any(added.excess(policy.network[step]) for step in WHOLE):
+            why_not = why_not or f"policy `{policy.name}` does not allow every public host"
+    at = own.tree.place("allowNetwork")
+    if why_not:
+        return networks, None, [NetworkIgnored(f"this allows nothing: {why_not}", at=at, hint="leave it out")]
+    return {step: added if step in WHOLE else network for step, network in networks.items()}, at, []
+
+
+def _network(own: OwnPolicy, *, open: bool) -> NetworkSpec:
+    return NetworkSpec(open=open, origin=own.line("allowNetwork"))
 
 
 def _dropped(built_in: PolicySpec, mine: PolicySpec, own: OwnPolicy) -> list[RunnerError]:

@@ -37,7 +37,7 @@ from runner.spec.model import (
 )
 from runner.spec.policies import network_faults, network_sets, policies_of, provider_faults
 from runner.spec.preload import namespace_of, preload_faults
-from runner.spec.repository import OwnPolicy
+from runner.spec.repository import OwnPolicy, with_network
 from runner.spec.secrets import secret_faults, secrets_of
 from runner.spec.select import Selected
 
@@ -70,7 +70,12 @@ def resolve(
     networks = networks_of(types, workspace.network, "workspace", "network", sets=network_sets(selected, found))
     findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies, untrusted)]
     findings += network_faults(selected, networks, policies, untrusted=untrusted)
-    demands = demands_of(selected, settings, networks)
+    why_not = "manifests of a fork get no network" if untrusted else ""
+    if types.wrote("workspace", "network"):
+        why_not = f"`{types.name}` says what its workspaces reach"
+    networks, added_at, ignored = with_network(networks, own, policies, why_not=why_not)
+    findings += ignored
+    demands = demands_of(selected, settings, networks, added_at=added_at)
     lent = found.lent or Lent(needs.toolchains)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
     spec = RunSpec(

@@ -153,7 +153,7 @@ def own_policy(served: Path, text: str) -> str:
     return git(served, "rev-parse", "HEAD")
 
 
-@pytest.mark.scenario("WSM-18", only="without allowNetwork")
+@pytest.mark.scenario("WSM-18")
 def test_the_policy_of_a_repository_by_url_is_in_force_as_its_pinned_commit_has_it(
     project: Project, server: Https, served: Path
 ) -> None:

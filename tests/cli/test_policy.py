@@ -161,7 +161,7 @@ def test_what_is_not_there_is_bad_input(project: Project, arguments: tuple[str, 
 # --- runs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.scenario("WSM-18", only="without allowNetwork")
+@pytest.mark.scenario("WSM-18")
 def test_a_repository_may_permit_env_files_to_its_agents(project: Project, repository: Path) -> None:
     own_policy(repository, "forbiddenPatterns: ['**/*.pem']\n")
     project.script("echo TOKEN=1 > .env", workspace=REPO)
@@ -175,7 +175,7 @@ def test_a_repository_may_permit_env_files_to_its_agents(project: Project, repos
     assert f"{OWN}:1" in next(line for line in planned.out.splitlines() if line.startswith("  scan"))
 
 
-@pytest.mark.scenario("WSM-18", only="without allowNetwork")
+@pytest.mark.scenario("WSM-18")
 @pytest.mark.parametrize(
     ("field", "rule"),
     [
@@ -196,6 +196,37 @@ def test_each_field_of_a_repository_s_policy_overrides_the_default_in_a_run(
 
     assert done.code == 3, done.out + done.err
     assert [(found["path"], found["rule"].partition(" ")[0]) for found in record["violations"]] == [("a.bak", rule)]
+
+
+PUBLIC = "93.184.215.14"
+# A network of this test's own, in which a public address is this host's.
+HOST = f"""
+    ip link set lo up; ip address add {PUBLIC} dev lo
+    python3 -m http.server -d / -b {PUBLIC} 80 >/dev/null 2>&1 & server=$!
+    "$@"; code=$?; kill $server; exit $code
+"""
+
+
+@pytest.mark.scenario("WSM-18")
+def test_a_repository_may_allow_a_network_to_its_agents_or_forbid_it(project: Project, repository: Path) -> None:
+    project.within = ("unshare", *(["--map-root-user"] if os.geteuid() else []), "--net", "sh", "-c", HOST, "sh")
+    ask = f"curl -s -o /dev/null --retry 9 --retry-connrefused -w '%{{http_code}}' http://{PUBLIC}/; echo"
+    project.script(ask, workspace=REPO)
+    project.succeed()
+    assert project.logs("agent") == "000\n"
+
+    own_policy(repository, "maxFileSize: 1M\nallowNetwork: true\n")
+    record = project.succeed()
+
+    assert project.logs("agent") == "200\n"
+    assert record["open_network"] == ["agent"]
+    assert [(one["place"], one["origin"]) for one in record["network"]] == [(f"{PUBLIC}:80", f"{OWN}:2")]
+
+    own_policy(repository, "allowNetwork: false\n")
+    project.script(ask, workspace=f"{REPO}\nnetwork: open")
+    done = say(project, "plan", "all.runner.yaml")
+    assert (done.code, done.errors) == (3, ["policy.network"])
+    assert f"{OWN}:1" in done.err
 
 
 @pytest.mark.scenario("WSM-16")

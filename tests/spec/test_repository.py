@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from runner.core.hosts import NetworkRule, NetworkSpec
 from runner.core.model import IsolationClass
 from runner.manifest.load import DEFAULTS
+from runner.manifest.network import STEPS
 from runner.policy.paths import PathPolicy, compose
 from runner.report.diagnostics import render
 from runner.spec.model import PolicyFile, PolicySpec
-from runner.spec.repository import OwnPolicy, read_own, with_own
+from runner.spec.repository import OwnPolicy, read_own, with_network, with_own
 
 BUILT_IN = PolicySpec(
     name="defaults",
@@ -117,7 +120,32 @@ def test_what_is_wrong_is_said_at_its_place(text: str, said: str) -> None:
     assert [f"{f.code.removeprefix('manifest.')} {f.at}" for f in findings] == [said]
 
 
-def test_a_network_is_a_warning_that_it_is_not_given() -> None:
-    _, findings = read_own(PolicyFile("c" * 40, b"allowNetwork: true"))
+NONE = dict.fromkeys(STEPS, NetworkSpec())
+CEILING = replace(HOUSE, network=dict.fromkeys(STEPS, NetworkSpec((NetworkRule("a.test"),))))
 
-    assert [(f.code, f.severity) for f in findings] == [("policy.network-ignored", "warning")]
+
+@pytest.mark.parametrize(
+    ("text", "policies", "why_not", "opened", "warnings"),
+    [
+        pytest.param("allowNetwork: true", [HOUSE], "", ["agent", "dependencies", "post_hook", "setup"], [], id="true"),
+        pytest.param("allowNetwork: true", [CEILING], "", [], ["policy.network-ignored"], id="a lower ceiling"),
+        pytest.param("allowNetwork: true", [HOUSE], "no", [], ["policy.network-ignored"], id="something else"),
+        pytest.param("allowNetwork: false", [HOUSE], "", [], [], id="false"),
+        pytest.param("maxFileSize: 7", [HOUSE], "", [], [], id="left out"),
+    ],
+)
+def test_every_public_host_is_added_where_nothing_forbids_it(
+    text: str, policies: list[PolicySpec], why_not: str, opened: list[str], warnings: list[str]
+) -> None:
+    networks, at, findings = with_network(NONE, own(text), policies, why_not=why_not)
+
+    assert sorted(step for step, network in networks.items() if network.open) == opened
+    assert [finding.code for finding in findings] == warnings
+    assert (at is not None) == bool(opened)
+
+
+def test_none_is_a_ceiling_of_every_step() -> None:
+    specs, _ = with_own([HOUSE], own("allowNetwork: false"), untrusted=False)
+
+    assert specs[-1].network is not None
+    assert all(NetworkSpec(open=True).excess(specs[-1].network[step]) for step in STEPS)

@@ -60,7 +60,8 @@ def a_repository_that_allows_network(folder: Path) -> Path:
     git(folder, "init", "-q", "-b", "main")
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "first")
-    spec = "agent: script\nscript: {files: []}\nworkspace: {enabled: true, repo_source: {type: local, path: .}}"
+    workspace = "workspace: {enabled: true, network: none, repo_source: {type: local, path: .}}"
+    spec = f"agent: script\nscript: {{files: []}}\n{workspace}"
     documents = [document("AgentType", "fixer", spec), document("IncidentRun", "fix", "agent_type: fixer")]
     (folder / "fix.runner.yaml").write_text("---\n".join(documents))
     return Path("fix.runner.yaml")

@@ -383,7 +383,7 @@ async def test_files_that_policy_forbids_are_named_before_the_lease(env: Workspa
     assert (await shell(env, row, "true"))[0] == 0, "a link out of the tree does no harm in a sandbox"
 
 
-@pytest.mark.scenario("WSM-18", only="without allowNetwork")
+@pytest.mark.scenario("WSM-18")
 async def test_the_policy_of_the_base_commit_holds_and_not_that_of_the_work_tree(
     env: WorkspaceEnv, house: House
 ) -> None:
