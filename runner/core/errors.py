@@ -824,6 +824,14 @@ class BodyTooSlow(InputError):
     code, http_status = "server.too-slow", 408
 
 
+class NoManifests(NotFoundError):
+    code = "server.no-manifests"
+
+
+class RunElsewhere(LeaseError):
+    code = "run.elsewhere"
+
+
 class ServerBusy(LeaseError):
     code, http_status = "server.busy", 429
 

@@ -75,7 +75,7 @@ class App:
             raise NoRoute(f"there is nothing at `{excerpt(scope['path'])}`", hint=f"{BASE}/openapi.json has all")
         await send({"type": "websocket.close", "code": 1008})
 
-    async def answer(self, methods: dict[str, Route], request: Request) -> Response:
+    async def answer(self, methods: dict[str, Route], request: Request) -> Any:
         """Do what a request asks for. Raises ``RunnerError`` for what was not done."""
         route = methods.get("GET" if request.method == "HEAD" else request.method)
         token = _ANYBODY if route is not None and route.open else _authorize(request)(self._server)
@@ -168,14 +168,15 @@ async def _read(request: Request) -> bytes:
     return bytes(body)
 
 
-def _response(route: Route, answer: object) -> Response:
-    if isinstance(answer, Response):
+def _response(route: Route, answer: Any) -> Any:
+    if callable(answer):
         return answer
     reply = answer if isinstance(answer, Reply) else Reply(value=answer, status=route.status)
     headers = {**_HEADERS, **reply.headers}
     if route.answer is None:
         return Response(status_code=204, headers=headers)
-    return Response(encode(reply.value), reply.status, headers, route.media)
+    content = reply.value if isinstance(reply.value, str) else encode(reply.value)
+    return Response(content, reply.status, headers, route.media)
 
 
 def problem(error: RunnerError) -> Response:

@@ -9,7 +9,6 @@ import msgspec
 
 from runner import __version__
 from runner.core.codec import encode
-from runner.core.errors import BadOrigin, Unauthorized
 from runner.server.route import Route
 
 _OF_TOOL = re.compile(rb"runner\.ops\.tools\.(\w+)\.(\w+)")  # values of tools have the same names in each module
@@ -61,9 +60,6 @@ def _operation(route: Route, schemas: dict[str, Any], components: dict[str, Any]
     answer: dict[str, Any] = {"description": "what was asked for"}
     if route.answer is not None:
         answer["content"] = {route.media: {"schema": schemas[repr(route.answer)]}}
-    statuses = {kind.http_status for kind in (*route.errors, *(() if route.open else (Unauthorized,)), BadOrigin)}
-    statuses |= {400, 408, 413, 415} if route.body is not None else {400} if route.query is not None else set()
-    statuses |= set() if route.open else {404, 429, 503}
     problem = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
     operation: dict[str, Any] = {
         "summary": route.summary,
@@ -72,7 +68,7 @@ def _operation(route: Route, schemas: dict[str, Any], components: dict[str, Any]
         ),
         "responses": {
             str(204 if route.answer is None else route.status): answer,
-            **{str(status): {"description": "an error", "content": problem} for status in sorted(statuses)},
+            **{statuses: {"description": "an error", "content": problem} for statuses in ("4XX", "5XX")},
         },
     }
     if parameters:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import trio
 from msgspec import Struct
 
-from runner.core.errors import BadRequest, OutOfScope, RunnerError
+from runner.core.errors import BadRequest, OutOfScope
 from runner.ops.host.tokens import StoredToken
 from runner.ops.workspaces.tools import KeptWorkspaces
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+from runner.server.running import Running
 
 BASE = "/api/v1"
 
 
 class Server(Struct, eq=False, kw_only=True):
-    """State of a running server. ``stopping`` is set when it takes no new work."""
+    """State of a running server. ``manifests`` are those of its runs; ``stopping`` is set when it takes no new work."""
 
     env: WorkspaceEnv
     kept: KeptWorkspaces
+    running: Running
+    manifests: Path | None
     hosts: frozenset[str]
     stopping: trio.Event
 
@@ -66,7 +70,6 @@ class Route(Struct, frozen=True, kw_only=True):
     body: type[Struct] | None = None
     query: type[Struct] | None = None
     status: int = 200
-    errors: tuple[type[RunnerError], ...] = ()
     open: bool = False
     media: str = "application/json"
 

@@ -28,7 +28,8 @@ from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_e
 from runner.server.border import App
 from runner.server.openapi import document
 from runner.server.route import BASE, Call, Route, Server
-from runner.server.routes import health, tools, workspaces
+from runner.server.routes import health, runs, tools, workspaces
+from runner.server.running import Running
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 REAP_SECONDS = 60.0  # between looks for expired workspaces
@@ -39,13 +40,17 @@ _LONGEST = 107  # bytes of a socket's path
 
 
 class ServerOptions(Struct, frozen=True, kw_only=True):
-    """Options of a server. ``listen`` is ``unix:PATH`` or ``ADDRESS:PORT``; ``hosts`` are further names that it has."""
+    """Options of a server. ``listen`` is ``unix:PATH`` or ``ADDRESS:PORT``; ``hosts`` are further names that it has.
+
+    ``manifests`` is the file or folder of the runs that clients may start.
+    """
 
     listen: str
     hosts: tuple[str, ...] = ()
     certificate: Path | None = None
     key: Path | None = None
     behind_proxy: bool = False
+    manifests: Path | None = None
     drain_seconds: float = DRAIN
 
 
@@ -75,8 +80,15 @@ async def serve(
             hosts = LOOPBACK | {options.listen.rpartition(":")[0].strip("[]")} | {*options.hosts}
             async with open_services() as services:
                 services.start_soon(_maintain, env)
-                kept = KeptWorkspaces(env, services)
-                app: Any = App(Server(env=env, kept=kept, hosts=hosts, stopping=stopping), routes())
+                server = Server(
+                    env=env,
+                    kept=KeptWorkspaces(env, services),
+                    running=Running(env, services),
+                    manifests=options.manifests,
+                    hosts=hosts,
+                    stopping=stopping,
+                )
+                app: Any = App(server, routes())
                 async with trio.open_nursery() as nursery:
                     await nursery.start(partial(serve_asgi, app, config, shutdown_trigger=stopping.wait, mode="asgi"))
                     ready(url)
@@ -96,7 +108,7 @@ async def _maintain(env: WorkspaceEnv) -> None:
 
 def routes() -> tuple[Route, ...]:
     """Return every route of a server."""
-    found = (*health.ROUTES, *workspaces.ROUTES, *tools.ROUTES)
+    found = (*health.ROUTES, *workspaces.ROUTES, *tools.ROUTES, *runs.ROUTES)
 
     async def _document(call: Call) -> dict[str, Any]:
         return described

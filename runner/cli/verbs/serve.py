@@ -11,7 +11,7 @@ SUMMARY = "answer over HTTP for workspaces, their tools, and runs"
 GROUP = "server"
 EXAMPLES = (
     "runner serve",
-    "runner serve --listen 127.0.0.1:8700",
+    "runner serve --listen 127.0.0.1:8700 --manifests .runner",
     "runner serve --listen 0.0.0.0:8700 --certificate server.pem --key server.key --host runner.example.org",
 )
 
@@ -22,6 +22,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host", metavar="NAME", action="append", default=[], help="a name that clients have for it; may be repeated"
+    )
+    parser.add_argument(
+        "--manifests", metavar="PATH", type=Path, help="file or folder of the runs that clients may start; none"
     )
     parser.add_argument("--certificate", metavar="FILE", type=Path, help="certificates for TLS, in PEM")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key of the certificate, in PEM")
@@ -53,6 +56,7 @@ def main(args: Namespace, out: Output) -> int:
         certificate=args.certificate,
         key=args.key,
         behind_proxy=args.behind_proxy,
+        manifests=args.manifests,
         drain_seconds=args.drain,
     )
 

@@ -33,7 +33,12 @@ def read_task(
     if file is not None:
         raw = stdin(text.FILE_BYTES) if file == "-" else text.read(Path(file), file)
         given |= _checked(file, _without_surrogates(raw))
-    return given | _checked("--task", json.dumps(dict(map(_field, flags)), ensure_ascii=False).encode())
+    return given | checked_task("--task", dict(map(_field, flags)))
+
+
+def checked_task(name: str, fields: Mapping[str, object]) -> Given:
+    """Return the fields if each is of the right type; ``name`` is what places show. Raises ``Rejected``."""
+    return _checked(name, json.dumps(fields, ensure_ascii=False).encode())
 
 
 def _field(flag: str) -> tuple[str, object]:

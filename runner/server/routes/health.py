@@ -32,7 +32,6 @@ ROUTES = (
         summary="Tell that the server takes requests",
         handle=_ready,
         answer=Health,
-        errors=(ServerStopping,),
         open=True,
     ),
 )

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from runner.core.errors import NoSuchFile, OutsideWorkspace, ProviderUnavailable, ToolNotEnabled, ToolStopped
 from runner.ops.tools import TOOLS
 from runner.ops.workspaces.tools import tool
 from runner.server.route import BASE, Call, Route
@@ -30,7 +29,6 @@ ROUTES = tuple(
         handle=_handler(name),
         body=tool(name).Arguments,
         answer=tool(name).Result,
-        errors=(ToolNotEnabled, OutsideWorkspace, NoSuchFile, ToolStopped, ProviderUnavailable),
     )
     for name in TOOLS
 )

@@ -9,12 +9,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from runner.core.errors import (
-    LeaseHeld,
-    OutOfScope,
-    ProviderUnavailable,
     UnknownWorkspace,
-    UnsavedWork,
-    WorkspaceLimit,
 )
 from runner.core.model import DEFAULT_PROJECT, Limits
 from runner.core.sanitize import excerpt
@@ -86,7 +81,7 @@ class NewWorkspace(Struct, kw_only=True, forbid_unknown_fields=True):
     tools: Annotated[list[str], Meta(description="The tools that may be called in it; default: all.")] | None = None
 
 
-class Listing(Struct, kw_only=True):
+class WorkspaceListing(Struct, kw_only=True):
     """A page of a list."""
 
     status: str | UnsetType = UNSET
@@ -131,7 +126,7 @@ async def visible(call: Call, *, change: bool = False) -> WorkspaceRow:
 async def _list(call: Call) -> Workspaces:
     env, query = call.server.env, call.query
     status = None if query.status is UNSET else query.status
-    before = None if query.cursor is UNSET else _cursor(query.cursor)
+    before = None if query.cursor is UNSET else read_cursor(query.cursor)
     leases = {lease.workspace: lease for lease in await list_leases(env)}
     found: list[WorkspaceRow] = []
     while len(found) <= query.limit:
@@ -145,7 +140,8 @@ async def _list(call: Call) -> Workspaces:
     return Workspaces([_shown(row, leases.get(row.id)) for row in page], more)
 
 
-def _cursor(text: str) -> tuple[int, str]:
+def read_cursor(text: str) -> tuple[int, str]:
+    """Return the place in a list after which to go on; a text that is none means the end."""
     created, _, id = text.partition(".")
     return (int(created) if created.isdecimal() and len(created) < 19 else 0, id)
 
@@ -228,7 +224,7 @@ def _route(method: str, path: str, **more: Any) -> Route:
 
 
 ROUTES = (
-    _route("GET", "", summary="List workspaces", handle=_list, answer=Workspaces, query=Listing),
+    _route("GET", "", summary="List workspaces", handle=_list, answer=Workspaces, query=WorkspaceListing),
     _route(
         "POST",
         "",
@@ -237,7 +233,6 @@ ROUTES = (
         body=NewWorkspace,
         answer=Workspace,
         status=201,
-        errors=(OutOfScope, WorkspaceLimit, ProviderUnavailable, LeaseHeld),
     ),
     _route("GET", "/{id}", summary="Show a workspace and who has it", handle=_get, answer=Workspace),
     _route(
@@ -247,7 +242,6 @@ ROUTES = (
         handle=_destroy,
         query=Removal,
         answer=Removed,
-        errors=(OutOfScope, UnsavedWork, LeaseHeld, ProviderUnavailable),
     ),
     _route(
         "POST",
@@ -255,7 +249,6 @@ ROUTES = (
         summary="End what runs in a workspace; its files stay",
         handle=_stop,
         answer=Workspace,
-        errors=(OutOfScope, LeaseHeld, ProviderUnavailable),
     ),
     _route(
         "POST",
@@ -263,6 +256,5 @@ ROUTES = (
         summary="Let a stopped workspace be used again",
         handle=_resume,
         answer=Workspace,
-        errors=(OutOfScope, LeaseHeld, ProviderUnavailable),
     ),
 )
