@@ -71,10 +71,11 @@ def test_a_page_without_a_browser_is_named(project: Project, claude: Path) -> No
 def test_a_run_that_failed_shows_why_what_it_printed_its_diff_and_what_to_do(
     project: Project, repository: Path
 ) -> None:
+    report = "a `made.txt:1` b `/workspace/made.txt:1` c `made.txt:2`"
     project.script(
-        "echo '<b>' > made; echo said",
+        f"echo '<b>' > made.txt; echo said; echo '{report}' > $RUNNER_OUTPUT/r.md",
         workspace="repo_source: {type: local, path: repo}",
-        run="verify: {commands: [{run: [sh, -c, 'echo wrong; exit 3']}]}",
+        run="verify: {report: {path: r.md}, commands: [{run: [sh, -c, 'echo wrong; exit 3']}]}",
     )
     done = project.runner("apply", ".")
     id = project.record()["id"]
@@ -88,6 +89,10 @@ def test_a_run_that_failed_shows_why_what_it_printed_its_diff_and_what_to_do(
     assert "<details open><summary>what verify printed</summary>\n<pre><span>wrong\n</span>" in page
     assert '<span class="added">+&lt;b&gt;\n</span>' in page
     assert "<pre><span>said\n</span></pre>" in page
+    link = '<a href="#lines-{}"><code>{}</code></a>'
+    cited = f"a {link.format(1, 'made.txt:1')} b {link.format(2, '/workspace/made.txt:1')} c <code>made.txt:2</code>"
+    assert cited in page
+    assert '<tr class="meant"><th scope="row">1</th><td>&lt;b&gt;</td></tr>' in page
     assert '<th scope="row">verify</th><td>' in plan
     assert "all.runner.yaml:" in plan
     assert f"no difference since run {id}" in plan

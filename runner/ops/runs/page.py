@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,9 +15,13 @@ from msgspec.structs import replace
 
 from runner.artifacts.export import MAX_FILE_BYTES, list_files
 from runner.artifacts.run_files import read_account
+from runner.core.errors import HostileTree, UnknownCommit
+from runner.core.home import private_repository
 from runner.core.model import Status
 from runner.core.settings import Settings
+from runner.events.events import with_texts
 from runner.events.record import RunRecord
+from runner.git import open_git
 from runner.ops.runs.header import header_of
 from runner.ops.runs.history import StoredRun
 from runner.ops.runs.previous_attempt import commands_of, result_of
@@ -33,8 +38,6 @@ from runner.safefs.safe_open import open_beneath
 from runner.steps.verify.citations import Evidence
 from runner.triage.references import Reference, fault_in, references
 
-Clean = Callable[[str], str]
-
 PAGE = "index.html"
 _OUTPUT = (2_000, 256 << 10)  # lines and characters of what an agent says; of another step, less is ever returned
 _PATCH = (5_000, 512 << 10)
@@ -42,6 +45,7 @@ _PATCH_BYTES = 16 << 20
 _COMMANDS = 500
 _FILES = 500
 _CITED = 200  # references whose lines are shown
+_CITED_BYTES = 16 << 20
 _LINES = 40  # of one
 _AROUND = 2  # lines before and after
 _WIDE = 500  # characters of a cited line
@@ -54,21 +58,19 @@ async def read_page(stored: StoredRun, settings: Settings, *, archived: bool = F
 
 def _read(stored: StoredRun, settings: Settings, *, archived: bool) -> RunContents:
     record, directory, plan = stored.record, stored.directory, planned(stored)
-    clean = make_redactor(settings).text
     header = replace(header_of(plan), flags=flags_of(plan, settings))
     result = result_of(record, header, directory)
-    report = clean(result.report or "")
-    commands = islice(commands_of(header.agent, directory), _COMMANDS)
-    return RunContents(
+    contents = RunContents(
         account=read_account(record, directory),
-        result=replace(result, report=report, words=clean(result.words)),
+        result=result,
         actions=[*_actions(record, header)],
-        printed={name: lines for name in record.steps if (lines := _printed(stored, name, header.agent, clean)).lines},
-        commands=[replace(command, text=clean(command.text)) for command in commands],
-        patch=_patch(record, directory, clean),
-        cited=[*_cited(report, header.incident, directory, clean)],
+        printed={name: lines for name in record.steps if (lines := _printed(stored, name, header.agent)).lines},
+        commands=[*islice(commands_of(header.agent, directory), _COMMANDS)],
+        patch=_patch(record, directory),
+        cited=[*_cited(result.report or "", _Sources(record, header.incident, directory, settings))],
         files=None if archived else [*_files(directory)],
     )
+    return with_texts(contents, make_redactor(settings).text)
 
 
 def _actions(record: RunRecord, header: Header) -> Iterator[tuple[str, str]]:
@@ -82,33 +84,50 @@ def _actions(record: RunRecord, header: Header) -> Iterator[tuple[str, str]]:
         yield from progress.actions(record)
 
 
-def _printed(stored: StoredRun, step: str, agent: str, clean: Clean) -> Excerpt:
+def _printed(stored: StoredRun, step: str, agent: str) -> Excerpt:
     say = translator_of(agent) if stored.record.steps[step].kind == "agent" else None
-    return end_of(map(clean, StepOutput(stored.directory, step, say).end()), *_OUTPUT)
+    return end_of(StepOutput(stored.directory, step, say).end(), *_OUTPUT)
 
 
-def _patch(record: RunRecord, directory: Path, clean: Clean) -> Excerpt:
+def _patch(record: RunRecord, directory: Path) -> Excerpt:
     if record.saved_work is None or record.saved_work.patch is None:
         return Excerpt()
     try:
         with open(open_beneath(directory, record.saved_work.patch), "rb") as file:
-            text = file.read(_PATCH_BYTES).decode(errors="replace")
+            return start_of(file.read(_PATCH_BYTES).decode(errors="replace").split("\n"), *_PATCH)
     except FileNotFoundError:
         return Excerpt()
-    return start_of(clean(text).split("\n"), *_PATCH)
 
 
-def _cited(report: str, incident: Path | None, directory: Path, clean: Clean) -> Iterator[CitedLines]:
-    roots = {"/output": directory / "output"} | ({"/incident": incident} if incident is not None else {})
-    evidence = Evidence(roots)
+class _Sources:
+    """The files that a report can cite, as they are now: of the incident, the output, and the commit of the run."""
+
+    def __init__(self, record: RunRecord, incident: Path | None, directory: Path, settings: Settings) -> None:
+        seen = {"/output": directory / "output"} | ({"/incident": incident} if incident is not None else {})
+        self._evidence = Evidence(seen)
+        self._git = open_git(settings)
+        self._repository = private_repository(settings.home, record.id)
+        self._commit = record.snapshot.commit if record.snapshot is not None else record.base
+
+    def texts(self, path: str) -> Iterator[str]:
+        yield from (text for text in self._evidence.texts(path) if text is not None)
+        name = path.removeprefix("/workspace/")
+        if self._commit is None or name.startswith("/") or not self._repository.is_dir():
+            return
+        read = partial(self._git.read_file, self._repository, self._commit, name, limit=_CITED_BYTES)
+        with suppress(HostileTree, UnknownCommit):  # it is no file that can be shown, or git has removed the commit
+            content = trio.from_thread.run(read)
+            yield from [content.decode(errors="replace")] if content is not None else []
+
+
+def _cited(report: str, sources: _Sources) -> Iterator[CitedLines]:
     for number, reference in enumerate(references(report)[:_CITED], start=1):
-        texts = [text for text in evidence.texts(reference.path) if text is not None]
-        right = (text for text in texts if fault_in(reference, text) is None)
+        right = (text for text in sources.texts(reference.path) if fault_in(reference, text) is None)
         if (text := next(right, None)) is not None:
-            yield _lines(reference, text, f"lines-{number}", clean)
+            yield _lines(reference, text, f"lines-{number}")
 
 
-def _lines(reference: Reference, text: str, id: str, clean: Clean) -> CitedLines:
+def _lines(reference: Reference, text: str, id: str) -> CitedLines:
     lines = text.removesuffix("\n").split("\n")
     cited = {number for first, last in reference.lines for number in range(first, last + 1)}
     near = {number + by for number in cited for by in range(-_AROUND, _AROUND + 1)}
@@ -116,7 +135,7 @@ def _lines(reference: Reference, text: str, id: str, clean: Clean) -> CitedLines
     return CitedLines(
         id=id,
         place=reference.text,
-        lines=[(number, clean(lines[number - 1][:_WIDE])) for number in shown[:_LINES]],
+        lines=[(number, lines[number - 1][:_WIDE]) for number in shown[:_LINES]],
         cited=frozenset(cited & {*shown[:_LINES]}),
         omitted=len(cited - {*shown[:_LINES]}),
     )
