@@ -31,7 +31,7 @@ from runner.ports.git import Author, Git, Snapshot
 from runner.ports.network import OpenEgress
 from runner.ports.provider import Paths, Probe, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.runtime.lease_holder import Emit, LeaseHolder
-from runner.runtime.mount_plan import MountPlan
+from runner.runtime.mount_plan import MountPlan, add_layers
 from runner.runtime.path_digests import digests
 from runner.runtime.run_workspace import RunWorkspace
 from runner.runtime.sandbox_session import SandboxSession
@@ -292,8 +292,7 @@ class RunContext(Struct, frozen=True, kw_only=True):
 
     def with_layers(self, mount_plan: MountPlan) -> SandboxSpec:
         """Return the sandbox spec of a mount plan, with the dependencies that commands have made."""
-        spec = mount_plan.sandbox_spec
-        return replace(spec, dependencies=(*spec.dependencies, *self.results.layers))
+        return add_layers(mount_plan.sandbox_spec, self.results.layers)
 
     async def open_as(self, spec: SandboxSpec, mount_plan: MountPlan | None = None) -> Workspace:
         """Close what is open and start a sandbox on the run's workspace, for ordinary steps if with a mount plan."""

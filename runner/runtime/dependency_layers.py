@@ -13,17 +13,20 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.codec import decode, digest, encode
 from runner.core.home import LAYERS
+from runner.core.hosts import NetworkSpec
 from runner.core.model import Mount
-from runner.ports.provider import IN_HOME, program_directory
+from runner.ports.provider import IN_HOME, SandboxSpec, program_directory
+from runner.runtime.context import write_new
 from runner.runtime.mount_plan import MountPlan
 from runner.safefs import trees
 from runner.safefs.safe_open import open_directory, open_path
@@ -49,9 +52,9 @@ class Owner(Struct, frozen=True, kw_only=True):
 
 
 class LayerRecord(Struct, frozen=True, kw_only=True):
-    """The record of a layer: the run that made it, and a seal of each directory of ``keep``."""
+    """The record of a layer: ``by`` whom it was made, and a seal of each directory of ``keep``."""
 
-    run: str
+    by: str
     keep: tuple[str, ...]
     seals: tuple[Seal, ...]
 
@@ -88,7 +91,7 @@ class Layer(Struct, frozen=True):
     def _places(self, keep: Sequence[str]) -> Iterator[Path]:
         return (self.path / str(number) for number, _ in enumerate(keep))
 
-    def keep(self, installation: Path, keep: Sequence[str], run: str) -> LayerRecord:
+    def keep(self, installation: Path, keep: Sequence[str], by: str) -> LayerRecord:
         """Keep directories of an installation, whose rest is removed. Raises ``NotKept`` and ``OSError``."""
         half = installation / "kept"
         half.mkdir(mode=0o700)
@@ -102,7 +105,7 @@ class Layer(Struct, frozen=True):
                 open_to_all(place)
         except SpecialFile as special:
             raise NotKept(f"`{special}` is neither a file, a directory nor a link") from special
-        record = LayerRecord(run=run, keep=tuple(keep), seals=tuple(map(seal, Layer(half)._places(keep))))
+        record = LayerRecord(by=by, keep=tuple(keep), seals=tuple(map(seal, Layer(half)._places(keep))))
         with (half / _RECORD).open("xb") as file:
             file.write(encode(record))
             file.flush()
@@ -134,6 +137,24 @@ class Layer(Struct, frozen=True):
             await trio.sleep(_POLL)
 
 
+def lay_out(place: Path, files: Mapping[str, bytes], uid: int) -> None:
+    """Make the directories of an installation, with the files of its command, for the user that it runs as."""
+    trees.remove(place)
+    for directory in (place, place / "tree", place / "home"):
+        directory.mkdir(mode=0o755, parents=True)
+    for name, content in files.items():
+        write_new(place / "tree" / name, content, 0o755 if content.startswith(b"#!") else 0o644)
+    if trees.can_chown():
+        for directory in (place / "tree", place / "home"):
+            trees.chown_tree(directory, uid)
+
+
+def installation_spec(mount_plan: MountPlan, place: Path) -> SandboxSpec:
+    """Return the sandbox spec of an installation."""
+    tree = Mount(place / "tree", "/workspace", writable=True)
+    return replace(mount_plan.sandbox_spec, tree=tree, home=place / "home")
+
+
 def share(lock: int) -> None:
     """Let others use the layer that was made."""
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -147,7 +168,7 @@ def layer_of(
     files: Sequence[str],
     image: str | None,
     mount_plan: MountPlan,
-    network: str,
+    network: NetworkSpec,
 ) -> Layer:
     """Return the layer of a command. ``files`` are the hashes of its files; without an ``image`` it sees this host."""
     system = {"image": image} if image is not None else {"host": _host_system()}
@@ -158,7 +179,7 @@ def layer_of(
         "files": files,
         "toolchains": [(path, _changed(program_directory(path))) for path in mount_plan.toolchains],
         "environment": mount_plan.environment,
-        "network": network,
+        "network": (str(network), network.environment),
         **system,
     }
     return Layer(home / LAYERS / digest(decided).removeprefix("sha256:")[:32])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.model import Feature, Mount
 from runner.plan.model import BUILT_IN, PlannedMount
@@ -51,6 +52,13 @@ class MountPlan(Struct, frozen=True, kw_only=True):
             (self.cluster, "kube", "/root/.kube"),
         )
         return tuple(Mount(private / name, target) for shown, name, target in wanted if shown)
+
+
+def add_layers(spec: SandboxSpec, layers: Sequence[Mount]) -> SandboxSpec:
+    """Add mounts of layers to a sandbox spec; programs of virtual environments among them come first."""
+    programs = [f"/workspace/{one.target}/bin" for one in layers if (one.source / "pyvenv.cfg").is_file()]
+    env = {**spec.env, "PATH": ":".join((*programs, spec.environment["PATH"]))} if programs else spec.env
+    return replace(spec, dependencies=(*spec.dependencies, *layers), env=env)
 
 
 def mount_plan_of(spec: RunSpec, facts: Facts) -> MountPlan:

@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 
 from tests.support import dockerd
-from tests.support.situations import REPO, Project, commit, step, until
+from tests.support.situations import REPO, Project, commit, step, until, write_files
 
 THERE = "127.0.0.2"  # programs reach 127.0.0.1 without a proxy
 MADE = """
@@ -27,6 +27,7 @@ PIP = (
     " && python3 $(ls /usr/share/python-wheels/pip-*.whl /usr/lib*/python3*/ensurepip/_bundled/pip-*.whl | head -1)/pip"
     " --python .venv/bin/python install --index-url http://{place}/simple -r requirements.txt"
 )
+TESTED = "import unittest, left_pad\n\nclass T(unittest.TestCase):\n    def test(self): assert left_pad.pad\n"
 FETCH = (
     "python3 -c \"import os, urllib.request as r; os.makedirs('lib');"
     " open('lib/data', 'wb').write(r.urlopen('http://{place}/data').read())\""
@@ -122,6 +123,35 @@ def test_pip_installs_once_and_the_next_runs_need_no_network(project: Project, i
     assert second["network"] == []
     assert step(second, "dependencies")["outcome"]["message"].startswith(f".venv kept from run {first['id']}, ")
     assert [path.name for path in layers(project)] == [layers(project)[0].name]
+
+
+@pytest.mark.nightly
+def test_pip_installs_for_init_and_the_runs_make_no_connection(project: Project, index: Index) -> None:
+    """As pip is configured on this host, from an index of its own."""
+    files = {"requirements.txt": "left-pad==1.0\n", ".gitignore": ".venv\n__pycache__\n", "test_pad.py": TESTED}
+    write_files(project.folder, files)
+    commit(project.folder)
+    project.env |= {
+        "PIP_INDEX_URL": f"http://{index.place}/simple",
+        "PIP_TRUSTED_HOST": THERE,
+        "PIP_CONFIG_FILE": "/dev/null",
+    }
+
+    begun = project.runner("init", timeout=120)
+    asked = [*index.asked]
+    planned = " ".join(project.runner("plan").out.split())
+    records = [project.succeed() for _ in range(2)]
+
+    assert begun.code == 0, begun.out + begun.err
+    assert "dependencies: python3 -m venv .venv && .venv/bin/pip inst" in begun.out
+    assert "/left_pad-1.0-py3-none-any.whl" in asked
+    assert "-> .venv (kept)" in planned
+    assert f"reaches {index.place}" in planned
+    assert index.asked == asked
+    assert [record["network"] for record in records] == [[], []]
+    told = [step(record, "dependencies")["outcome"]["message"] for record in records]
+    assert all(message.startswith(".venv kept from runner init, ") for message in told)
+    assert len(layers(project)) == 1
 
 
 @pytest.mark.nightly

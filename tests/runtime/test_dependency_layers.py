@@ -10,6 +10,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from runner.core.hosts import NetworkSpec
 from runner.core.model import Mount
 from runner.runtime.dependency_layers import Layer, NotKept, Owner, layer_of, share
 from runner.runtime.mount_plan import MountPlan
@@ -110,7 +111,7 @@ async def test_one_makes_a_layer_and_the_others_wait_for_it(tmp_path: Path) -> N
             await trio.sleep(0.2)
             record = layer.keep(installation(tmp_path / str(number)), KEEP, f"run{number}")
             share(lock)
-        told.append(record.run)
+        told.append(record.by)
         await trio.sleep(0.1)
         os.close(lock)
 
@@ -141,14 +142,22 @@ async def test_who_gives_up_leaves_the_layer_to_the_next(tmp_path: Path) -> None
         {"one": DependencySpec(("npm", "ci"), ("lock",), ("lib",))},
         {"files": ["other"]},
         {"image": "sha256:1"},
-        {"network": "pypi.org"},
+        {"network": NetworkSpec(open=True)},
+        {"network": NetworkSpec(environment={"PIP_INDEX_URL": "https://mirror.example.org"})},
         {"mount_plan": replace(MOUNTS, toolchains=("/opt/node",))},
         {"mount_plan": replace(MOUNTS, environment={"A": "b"})},
     ],
     ids=str,
 )
 def test_all_that_decides_the_content_or_who_may_see_it_names_another_layer(changed: dict[str, object]) -> None:
-    same = {"one": ONE, "owner": OWNER, "files": ["hash"], "image": None, "mount_plan": MOUNTS, "network": "none"}
+    same = {
+        "one": ONE,
+        "owner": OWNER,
+        "files": ["hash"],
+        "image": None,
+        "mount_plan": MOUNTS,
+        "network": NetworkSpec(),
+    }
     assert layer_of(Path("/home"), **same) == layer_of(Path("/home"), **same)  # type: ignore[arg-type]
     assert layer_of(Path("/home"), **{**same, **changed}) != layer_of(Path("/home"), **same)  # type: ignore[arg-type]
 

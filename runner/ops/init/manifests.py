@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from runner.manifest import schema
+from runner.ops.init.installs import Install
 from runner.ops.init.survey import Survey
 from runner.ops.init.trial import Trial
 
@@ -14,7 +15,13 @@ def manifests_of(seen: Survey, taken: Trial) -> dict[str, str]:
     own = ""
     if taken.way.tools:
         own += f"    toolchains: {_flow(taken.way.tools)}   # programs on the PATH of whoever applies; read-only\n"
-    if seen.dependencies:
+    if taken.installs:
+        hosts = ", ".join(dict.fromkeys(one.network for one in taken.installs))
+        own += f"    network: {{dependencies: {{allow: [{hosts}]}}}}   # of these commands only\n"
+        own += "    dependencies:                             # made once, kept for the next runs\n"
+        own += "".join(f"      - {json.dumps(path)}   # yours; never changed\n" for path in seen.dependencies)
+        own += "".join(map(_command, taken.installs))
+    elif seen.dependencies:
         own += f"    dependencies: {_flow(seen.dependencies)}   # ignored by git, installed by you; never changed\n"
     verify = ""
     if taken.way.setup:
@@ -31,6 +38,12 @@ def manifests_of(seen: Survey, taken: Trial) -> dict[str, str]:
             f"schemas/{name}": schema.text_of(schema.as_draft_07(content)) for name, content in schema.schemas().items()
         },
     }
+
+
+def _command(one: Install) -> str:
+    """Return the entry of a command that installs dependencies."""
+    files, keep = _flow(one.command.files), _flow(one.command.keep)
+    return f"      - run: {json.dumps(one.words)}\n        from: {files}\n        keep: {keep}\n"
 
 
 def _flow(words: tuple[str, ...]) -> str:

@@ -23,7 +23,7 @@ _MOST = 20  # of them
 _ENVIRONMENTS = (".venv", "venv", "env", ".env")
 _FOLDERS = ("node_modules", "vendor", "vendor/bundle", ".bundle")
 _PYTHON = ("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "requirements.txt", "Pipfile")
-_REQUIREMENTS = (
+REQUIREMENTS = (
     *(f"{name}.txt" for name in ("requirements", "requirements-dev", "requirements-test", "requirements-tests")),
     *(f"{name}.txt" for name in ("dev-requirements", "test-requirements", "requirements/test", "requirements/tests")),
 )
@@ -82,7 +82,7 @@ def _pip_words(top: Path) -> str:
         project = {}
     extra = _first(project.get("project", {}).get("optional-dependencies", {}))
     group = _first(project.get("dependency-groups", {}))
-    words = ["pytest", *(f"-r {name}" for name in _REQUIREMENTS if (top / name).is_file())]
+    words = ["pytest", *(f"-r {name}" for name in REQUIREMENTS if (top / name).is_file())]
     words += [f"--group {group}"] if group else []
     if _any(top, ("pyproject.toml", "setup.py")):
         words.append(f"-e '.[{extra}]'" if extra else "-e .")
@@ -255,7 +255,7 @@ def find_dependencies(top: Path) -> Iterator[str]:
     names += _nested(top)
     found: list[str] = []
     for name in dict.fromkeys(names):
-        if len(found) < _MOST and not any(name.startswith(f"{outer}/") for outer in found) and _ignored(place, name):
+        if len(found) < _MOST and not any(name.startswith(f"{outer}/") for outer in found) and is_ignored(place, name):
             found.append(name)
     yield from found
 
@@ -264,7 +264,8 @@ def _links(top: Path, name: str) -> bool:
     return os.path.realpath(top / name) != os.path.join(os.path.realpath(top), name)
 
 
-def _ignored(place: source.LocalRepository, name: str) -> bool:
+def is_ignored(place: source.LocalRepository, name: str) -> bool:
+    """Tell whether git ignores a directory of a work tree."""
     try:
         return source.why_not_ignored(place, name) is None
     except (RunnerError, OSError):

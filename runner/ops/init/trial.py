@@ -19,12 +19,14 @@ from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.git import open_git
 from runner.ops.host.probe import make_scratch
+from runner.ops.init.installs import Install, InstallFailed, find_installs, install
 from runner.ops.init.survey import Survey, Way, install_words
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.host_paths import lend_dependencies, lend_toolchains
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.provider import Provider, SandboxSpec, Workspace
+from runner.runtime.mount_plan import add_layers
 from runner.safefs import trees
 from runner.spec.model import Lent
 
@@ -51,11 +53,13 @@ _ABSENT = re.compile(
 class Trial(Struct, frozen=True, kw_only=True):
     """One way that was tried: how it ended, how long that took, and what it printed last.
 
-    Without an ``exit`` it was stopped after ``EACH`` seconds, or never started: then ``why`` says what is missing.
+    ``installs`` have made dependencies for it. Without an ``exit`` it was stopped after ``EACH`` seconds, or never
+    started: then ``why`` says what is missing.
     """
 
     way: Way
     lent: Lent
+    installs: tuple[Install, ...] = ()
     exit: Exit | None = None
     seconds: float = 0.0
     tail: tuple[str, ...] = ()
@@ -76,10 +80,12 @@ class Trial(Struct, frozen=True, kw_only=True):
         return self.exit is None and not self.why
 
 
-class _Place(Struct, frozen=True):
+class _Place(Struct, frozen=True, kw_only=True):
     provider: Provider
     handle: Handle
     checkout: Path
+    layers: tuple[Mount, ...] = ()
+    installs: tuple[Install, ...] = ()
 
 
 async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]) -> list[Trial]:
@@ -96,17 +102,39 @@ async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]
 
 
 async def _try_all(env: WorkspaceEnv, seen: Survey, tell: Callable[[str], None]) -> list[Trial]:
-    tried: list[Trial] = []
     until = trio.current_time() + ALL
     async with make_scratch(env, WorkspaceOptions(provider=PROVIDER), "init") as (provider, handle):
-        place = _Place(provider, handle, await _check_out(seen.top, handle, env.settings))
-        for way in seen.ways:
-            if trio.current_time() > until:
-                break
-            tell(f"trying `{'; '.join((*way.setup, way.words))}` in a sandbox")
-            tried.append(await _try(way, seen, place, env.settings))
-            if tried[-1].worked or tried[-1].slow:
-                break
+        checkout = await _check_out(seen.top, handle, env.settings)
+        place = _Place(provider=provider, handle=handle, checkout=checkout)
+        tried = await _try_each(seen, place, env, tell, until)
+        if any(one.worked or one.slow for one in tried) or not (installs := tuple(find_installs(seen))):
+            return tried
+        tools = [tool for way in seen.ways for tool in way.tools] + [tool for one in installs for tool in one.tools]
+        seen = replace(seen, ways=tuple(replace(way, tools=tuple(dict.fromkeys(tools))) for way in seen.ways))
+        tell(f"installing with `{'; '.join(one.words for one in installs)}` in a sandbox")
+        made = [path for one in installs for path in one.command.keep]
+        try:
+            with trio.fail_after(EACH):
+                lent = await lend_toolchains(seen.ways[0].tools, env.settings.variables, seen.top, made)
+                layers = await install(installs, lent, place.checkout, env, top=seen.top, place=(provider, handle))
+        except (InstallFailed, InputError, trio.TooSlowError) as error:
+            why = f"`{installs[0].words}` has not installed what it needs: {error or 'it takes too long'}"
+            tail = _tail(error.output) if isinstance(error, InstallFailed) else ()
+            return [*tried, Trial(way=seen.ways[0], lent=Lent(), why=why, tail=tail)]
+        return [*tried, *await _try_each(seen, replace(place, layers=layers, installs=installs), env, tell, until)]
+
+
+async def _try_each(
+    seen: Survey, place: _Place, env: WorkspaceEnv, tell: Callable[[str], None], until: float
+) -> list[Trial]:
+    tried: list[Trial] = []
+    for way in seen.ways:
+        if trio.current_time() > until:
+            break
+        tell(f"trying `{'; '.join((*way.setup, way.words))}` in a sandbox")
+        tried.append(await _try(way, seen, place, env.settings))
+        if tried[-1].worked or tried[-1].slow:
+            break
     return tried
 
 
@@ -125,11 +153,12 @@ async def _check_out(top: Path, handle: Handle, settings: Settings) -> Path:
 
 async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Trial:
     try:
-        lent = await lend_toolchains(way.tools, settings.variables, seen.top)
+        made = [layer.target for layer in place.layers]
+        lent = await lend_toolchains(way.tools, settings.variables, seen.top, made)
         lent = lend_dependencies(seen.dependencies, Checkout(path=seen.top), lent)
     except InputError as error:
         return Trial(way=way, lent=Lent(), why=error.message)
-    spec = SandboxSpec(
+    plain = SandboxSpec(
         toolchains=lent.toolchains,
         env=lent.environment,
         tree=Mount(place.checkout, "/workspace"),
@@ -139,12 +168,12 @@ async def _try(way: Way, seen: Survey, place: _Place, settings: Settings) -> Tri
     )
     began = trio.current_time()
     try:
-        async with place.provider.open(place.handle, spec) as workspace:
+        async with place.provider.open(place.handle, add_layers(plain, place.layers)) as workspace:
             with trio.move_on_after(EACH):
-                return await _run(way, lent, workspace)
+                return replace(await _run(way, lent, workspace), installs=place.installs)
     except PlatformError as error:
         return Trial(way=way, lent=lent, why=error.message)
-    return Trial(way=way, lent=lent, seconds=trio.current_time() - began)
+    return Trial(way=way, lent=lent, installs=place.installs, seconds=trio.current_time() - began)
 
 
 async def _run(way: Way, lent: Lent, workspace: Workspace) -> Trial:
@@ -153,12 +182,16 @@ async def _run(way: Way, lent: Lent, workspace: Workspace) -> Trial:
     tried = Trial(way=way, lent=lent)
     for argv in (*(("sh", "-c", line) for line in way.setup), command):
         ended = await workspace.run(argv, keep_bytes=_MOST)
-        lines = (ended.stdout + b"\n" + ended.stderr).decode(errors="replace").splitlines()
-        tail = tuple(sanitize(line.expandtabs(4), 200) for line in lines if line.strip())[-TAIL:]
+        tail = _tail(ended.stdout + b"\n" + ended.stderr)
         tried = replace(tried, exit=ended.exit, seconds=trio.current_time() - began, tail=tail)
         if not ended.exit.ok:
             break
     return tried
+
+
+def _tail(output: bytes) -> tuple[str, ...]:
+    lines = output.decode(errors="replace").splitlines()
+    return tuple(sanitize(line.expandtabs(4), 200) for line in lines if line.strip())[-TAIL:]
 
 
 def explain(tried: Trial, top: Path) -> tuple[str, str]:

@@ -33,7 +33,7 @@ def layers_of(
                 files=[body.files.get(name, "") for name in one.files],
                 image=plan.image if needs_image else None,
                 mount_plan=body.mount_plan,
-                network=str(body.network),
+                network=body.network,
             ),
         )
 

@@ -6,15 +6,13 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from hashlib import sha256
-from pathlib import Path
 
 import trio
-from msgspec.structs import replace
 
 from runner.core.errors import InputChanged
-from runner.core.model import Mount, Outcome, Reason, failed, succeeded
-from runner.runtime.context import RunContext, write_new
-from runner.runtime.dependency_layers import Layer, LayerRecord, NotKept, share
+from runner.core.model import Outcome, Reason, failed, succeeded
+from runner.runtime.context import RunContext
+from runner.runtime.dependency_layers import Layer, LayerRecord, NotKept, installation_spec, lay_out, share
 from runner.runtime.exec import LogFile, blame, open_logs, run_command, written
 from runner.runtime.network import open_network
 from runner.safefs import trees
@@ -55,7 +53,7 @@ async def perform(body: DependenciesBody, run: RunContext) -> Outcome:
                 undo.pop_all()
             run.sandboxes.services.start_soon(_hold, lock)
             run.results.layers += layer.mounts(one.keep)
-            found.append(f"{', '.join(one.keep)} {how} run {record.run}, {record.bytes >> 20} MiB")
+            found.append(f"{', '.join(one.keep)} {how} {record.by}, {record.bytes >> 20} MiB")
     return succeeded("; ".join(found), details=tuple(str(m.source) for m in run.results.layers))
 
 
@@ -93,34 +91,20 @@ async def _make(
     """Run a command in a sandbox that has its files and nothing else, and keep what it has filled."""
     place, words = run.paths.installation, command_words(one.argv)
     _, handle = run.workspace.require()
-    tree = Mount(place / "tree", "/workspace", writable=True)
-    spec = replace(body.mount_plan.sandbox_spec, tree=tree, home=place / "home")
     since = written(logs)
     try:
-        await trio.to_thread.run_sync(_lay_out, place, {name: files[name] for name in one.files}, handle.uid)
-        workspace = await run.open_as(spec)
+        await trio.to_thread.run_sync(lay_out, place, {name: files[name] for name in one.files}, handle.uid)
+        workspace = await run.open_as(installation_spec(body.mount_plan, place))
         async with open_network(run, workspace, STEP, body.network) as proxied:
             exit = await run_command(run, workspace, one.argv, logs, env=proxied)
         await run.sandboxes.close()
         if not exit.ok:
             blame(run, STEP, logs, since)
             return failed(Reason.SETUP, f"`{words}` {exit}")
-        return await trio.to_thread.run_sync(layer.keep, place, one.keep, run.id)
+        return await trio.to_thread.run_sync(layer.keep, place, one.keep, f"run {run.id}")
     except NotKept as why:
         return failed(Reason.SETUP, f"`{words}` made nothing that can be kept: {why}")
     finally:
         with trio.CancelScope(shield=True):
             await run.sandboxes.close()
             await trio.to_thread.run_sync(trees.remove, place)
-
-
-def _lay_out(place: Path, files: Mapping[str, bytes], uid: int) -> None:
-    """Make the directories that a command sees, with its files, for the user that it runs as."""
-    trees.remove(place)
-    for directory in (place, place / "tree", place / "home"):
-        directory.mkdir(mode=0o755, parents=True)
-    for name, content in files.items():
-        write_new(place / "tree" / name, content, 0o755 if content.startswith(b"#!") else 0o644)
-    if trees.can_chown():
-        for directory in (place / "tree", place / "home"):
-            trees.chown_tree(directory, uid)
