@@ -25,6 +25,11 @@ def add_request_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--task-file", metavar="FILE", help="the task as JSON or YAML; - reads standard input")
     parser.add_argument("--max-cost", metavar="USD", help="what the models of all runs may cost together at most")
+    parser.add_argument(
+        "--record-network",
+        action="store_true",
+        help="let every step reach every public host, as far as policies let it: `runner network learn` lists them",
+    )
     parser.add_argument("--task-from", choices=("github", "gitlab"), help="the task as this CI says it")
 
 
@@ -86,7 +91,12 @@ def request_of(args: Namespace, settings: Settings, *, offline: bool = False) ->
 
     task = read_task(args.task, args.task_file, args.task_from, settings, sys.stdin.buffer.read)
     return Request(
-        only=args.run, task=task, offline=offline, untrusted=args.untrusted, max_cost=_dollars(args.max_cost)
+        only=args.run,
+        task=task,
+        offline=offline,
+        untrusted=args.untrusted,
+        max_cost=_dollars(args.max_cost),
+        record_network=args.record_network,
     )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_address
 
 from msgspec import Struct
 
+from runner.core.hosts import is_public
 from runner.core.model import (
     Check,
     ClusterRefusal,
@@ -49,7 +51,8 @@ class StepRecord(Struct, kw_only=True):
 class HostUse(Struct, frozen=True, kw_only=True):
     """Connections of commands to a host and port; ``place`` is empty for those that were only counted.
 
-    ``origin`` is the manifest line that allows them; ``requests`` got the ``credential`` of that name.
+    ``origin`` is the manifest line that allows them; ``requests`` got the ``credential`` of that name. ``private`` says
+    that an address was not public.
     """
 
     place: str
@@ -60,6 +63,8 @@ class HostUse(Struct, frozen=True, kw_only=True):
     credential: str = ""
     sent_bytes: int = 0
     received_bytes: int = 0
+    steps: tuple[str, ...] = ()
+    private: bool = False
 
     def with_one(self, ended: ev.ConnectionEnded) -> HostUse:
         return HostUse(
@@ -71,6 +76,8 @@ class HostUse(Struct, frozen=True, kw_only=True):
             credential=ended.credential or self.credential,
             sent_bytes=self.sent_bytes + ended.sent_bytes,
             received_bytes=self.received_bytes + ended.received_bytes,
+            steps=self.steps if ended.step in self.steps else (*self.steps, ended.step),
+            private=self.private or (bool(ended.address) and not is_public(ip_address(ended.address))),
         )
 
 

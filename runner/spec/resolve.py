@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from runner.core.errors import BadValue, KeyInside, ProtectedIgnored, RunnerError, Unenforceable, WorkspaceDisabled
+from runner.core.hosts import NetworkSpec
 from runner.core.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass
 from runner.core.plural import plural
 from runner.core.settings import Settings
@@ -52,12 +53,19 @@ def outputs_of(chosen: Sequence[Selected]) -> Outputs:
 
 
 def resolve(
-    selected: Selected, settings: Settings, facts: Facts, outputs: Outputs, *, untrusted: bool = False
+    selected: Selected,
+    settings: Settings,
+    facts: Facts,
+    outputs: Outputs,
+    *,
+    untrusted: bool = False,
+    record_network: bool = False,
 ) -> tuple[RunSpec, list[RunnerError]]:
     """One run, complete. With errors among the findings the spec must not be compiled.
 
     ``outputs`` maps each run's document to its outputs' names, with whether it is a matrix. ``untrusted``
-    documents come from a fork: they get no host mounts and no weaker provider, and policies only tighten.
+    documents come from a fork: they get no host mounts and no weaker provider, and policies only tighten. With
+    ``record_network`` each step reaches every public host, as far as policies let it.
     """
     run, agent, types = selected.spec, selected.agent, selected.agent_type
     name, workspace = selected.name, agent.workspace
@@ -69,9 +77,11 @@ def resolve(
     )
     networks = networks_of(types, workspace.network, "workspace", "network", sets=network_sets(selected, found))
     findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies, untrusted)]
+    if record_network:
+        networks = dict.fromkeys(networks, NetworkSpec(open=True, origin="--record-network"))
     findings += network_faults(selected, networks, policies, untrusted=untrusted)
     why_not = "manifests of a fork get no network" if untrusted else ""
-    if types.wrote("workspace", "network"):
+    if record_network or types.wrote("workspace", "network"):
         why_not = f"`{types.name}` says what its workspaces reach"
     networks, added_at, ignored = with_network(networks, own, policies, why_not=why_not)
     findings += ignored

@@ -117,6 +117,12 @@ def test_each_step_reaches_what_is_named_for_it(project: Project, port: int) -> 
     assert project.runner("runs", "show", "last").out.startswith(
         "NETWORK OPEN: post_hook may reach every public host\n"
     )
+    learned = project.runner("network", "learn", "last").out
+    assert [line.strip() for line in learned.splitlines()[1:]] == [
+        "setup:", "allow:", f'- {{host: "{THERE}:{port}", private: true}}',
+        "post_hook:", "allow:", f'- {{host: "{THERE}:{port}", private: true}}  # refused: private',
+        "verify:", "allow:", f'- {{host: "{THERE}:{port}", private: true}}',
+    ]  # fmt: skip
     lines = project.manifest.read_text().splitlines()
     (reached,) = [use for use in record["network"] if use["refusal"] is None]
     assert lines[int(reached["origin"].rpartition(":")[2]) - 1].strip().startswith("verify: {allow:")
@@ -160,6 +166,16 @@ def test_a_tool_installs_from_where_this_machine_has_it_do_so(project: Project, 
     record = project.succeed()
 
     assert sum(one["connections"] for one in record["network"] if one["refusal"] is None) > 1
+
+
+def test_a_look_at_what_is_reached_opens_every_step_as_far_as_policies_let_it(project: Project) -> None:
+    project.script("true", workspace="network: none")
+    planned = project.runner("plan", ".", "--record-network")
+    assert "NETWORK OPEN: every public host for agent (--record-network)" in planned.out
+
+    project.script("true", policy="network: none")
+    assert project.runner("plan", ".", "--record-network").errors == ["policy.network"]
+    assert "manifests of a fork get no network" in project.runner("plan", ".", "--record-network", "--untrusted").err
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
     ``seconds`` is the time limit of each run and its agent instead of their own. ``max_cost`` is what all runs together
     may cost in dollars, ``run_cost`` what each may. ``output_dir`` and ``output_file`` say where a triage's output and
-    log are copied, and the log's name there.
+    log are copied, and the log's name there. With ``record_network`` every step reaches every public host.
     """
 
     only: str | None = None
@@ -49,6 +49,7 @@ class Request(Struct, frozen=True, kw_only=True):
     output_file: str | None = None
     max_cost: float | None = None
     run_cost: float | None = None
+    record_network: bool = False
 
 
 class PlanResult(Struct, frozen=True, kw_only=True):
@@ -111,7 +112,9 @@ async def draft_plan(
     specs: list[RunSpec] = []
     for selected in chosen:
         findings += dropped_defaults(selected, defaults())
-        spec, complaints = resolve(selected, settings, facts, outputs, untrusted=request.untrusted)
+        spec, complaints = resolve(
+            selected, settings, facts, outputs, untrusted=request.untrusted, record_network=request.record_network
+        )
         findings += complaints + model_faults(selected, spec)
         specs.append(spec if request.seconds is None else _given(spec, request.seconds))
     specs, complaints = _bounded(specs, request)
@@ -191,6 +194,7 @@ def decided_by(request: Request, documents: Mapping[str, object]) -> dict[str, o
     """Return all that people wrote, as a plan's digest covers it."""
     chosen = {"seconds": request.seconds, "max_cost": request.max_cost, "run_cost": request.run_cost}
     given = {name: value for name, value in chosen.items() if value is not None}
+    given |= {"record_network": True} if request.record_network else {}
     return {"written": documents, "task": request.task, "untrusted": request.untrusted, **given}
 
 
