@@ -53,7 +53,10 @@ EXIT_CODES = {
 
 SETTINGS = {
     "RUNNER_HOME": "The directory of all state. [Files](files.md) shows what is in it.",
-    "RUNNER_DATABASE_URL": "The store: `sqlite:///PATH`, or `memory:`, which is lost when the command ends.",
+    "RUNNER_DATABASE_URL": (
+        "The store: `sqlite:///PATH`, `postgresql://USER@HOST/DATABASE` ([shared store](../howto/shared-store.md)), or"
+        " `memory:`, which is lost when the command ends."
+    ),
     "WORKSPACE_DEFAULT_CPU": "Processors of a workspace whose manifest names no `cpu`.",
     "WORKSPACE_DEFAULT_MEMORY": "Memory of a workspace whose manifest names no `memory`.",
     "WORKSPACE_DEFAULT_DISK": "Disk of a workspace whose manifest names no `disk`.",

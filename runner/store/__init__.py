@@ -1,7 +1,7 @@
 """Stores of events, opened by URL. One conformance suite for all.
 
 A scheme is a module of this room: ``place`` turns a URL into what its ``open_store``, ``open_reader`` and ``exists``
-take.
+take. ``postgres`` is another name of ``postgresql``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
     from runner.ports.store import Reader, RunnerRow, Store
+
+_ALIASES = {"postgres": "postgresql"}
 
 
 def open_store(
@@ -48,6 +50,7 @@ def exists(url: str) -> bool:
 
 def _locate(url: str) -> tuple[ModuleType, Any]:
     name = url.partition(":")[0]
+    name = _ALIASES.get(name, name)
     try:
         scheme = plugins.load(sys.modules[__name__], name)
     except UnknownPlugin as error:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import trio
 
-from runner.core.errors import StoreDamaged
+from runner.core.errors import StoreDamaged, StoreTooNew, StoreTooOld
+
+OLDEST = 10  # of the schemas that are read
 
 T = TypeVar("T")
 Hook = Callable[[str], None]
@@ -91,5 +94,25 @@ class Database(Protocol):
     def damaged(self, what: str) -> StoreDamaged:
         """Return an error, with the hint that fits this database."""
 
-    async def wait(self, run: str, written: trio.Event) -> None:
-        """Wait until there may be events of a run that others have written, or this store has ``written`` some."""
+    def next_write(self, run: str) -> trio.Event:
+        """Return what is set once events of a run may have been written, by this store or where others are heard."""
+
+    def wake(self, names: Iterable[str]) -> None:
+        """Tell who waits that this store has written what has these names."""
+
+    async def wait(self, written: trio.Event) -> None:
+        """Wait for a write, but no longer than until it is time to look for those that are not heard of."""
+
+
+def scripts_in(folder: Path) -> list[str]:
+    """List the migrations in their order: the first makes an empty database a store of version ``OLDEST``."""
+    return [file.read_text() for file in sorted(folder.glob("*.sql"))]
+
+
+def check_version(name: str, version: int, runner: str, *, newest: int, hint: str) -> None:
+    """Raise ``StoreTooNew`` and ``StoreTooOld`` for a schema that this runner does not know."""
+    schemas = f"(schema {version}, this runner knows {OLDEST} to {newest})"
+    if version > newest:
+        raise StoreTooNew(f"`{name}` was written by runner {runner} {schemas}", hint=f"use runner {runner} or newer")
+    if version < OLDEST:
+        raise StoreTooOld(f"`{name}` was written by runner {runner} {schemas}", hint=hint)

@@ -69,7 +69,7 @@ def forget_leases(connection: Connection) -> None:
     While a run may still make its workspace the row stays: the next holder would get the fence of an earlier one, who
     could write again.
     """
-    run = "substr(workspace, 1, instr(workspace, '-') - 1)"
+    run = "substr(workspace, 1, instr(workspace || '-', '-') - 1)"
     connection.execute(
         "DELETE FROM leases WHERE id = '' AND workspace NOT IN (SELECT id FROM agent_workspaces)"
         f" AND NOT EXISTS (SELECT 1 FROM runs WHERE id = {run} AND ended IS NULL)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
 
@@ -16,6 +16,13 @@ def as_rows(kind: type[T], found: Iterable[Sequence[object]]) -> Iterator[T]:
             if not isinstance(value, wanted):
                 raise TypeError(f"`{name}` is {value!r}")
         yield kind(**dict(zip(kinds, values, strict=True)))
+
+
+def where(*conditions: tuple[str, Sequence[Any] | None]) -> tuple[str, list[Any]]:
+    """Return the clause that joins the conditions that have values, and these."""
+    asked = [(condition, values) for condition, values in conditions if values is not None]
+    clause = f"WHERE {' AND '.join(condition for condition, _ in asked)}" if asked else ""
+    return clause, [value for _, values in asked for value in values]
 
 
 def storable(path: str) -> str:

@@ -13,7 +13,7 @@ from runner.core.sanitize import excerpt
 from runner.events.events import RunStarted
 from runner.ports.store import Cursor, RunRow, WorkspaceRow
 from runner.store._database import Connection
-from runner.store._rows import as_rows, storable
+from runner.store._rows import as_rows, storable, where
 
 _COLUMNS = "id, name, status, exit_code, plan, created, ended, resumes, rehearsal, manifests, runner"
 _NEWEST = "ORDER BY created DESC, id DESC"
@@ -32,13 +32,14 @@ def read_runs(
     before: Cursor | None = None,
     limit: int | None = None,
 ) -> list[RunRow]:
-    query = (
-        f"SELECT {_COLUMNS} FROM runs WHERE (?1 IS NULL OR status = ?1) AND (?2 IS NULL OR glob(?2, name))"
-        f" AND (?3 IS NULL OR created >= ?3) AND (?4 IS NULL OR (created, id) < (?4, ?5)) {_NEWEST} LIMIT ?6"
+    clause, values = where(
+        ("status = ?", None if status is None else (status,)),
+        ("glob(?, name)", None if name is None else (glob_of(name),)),
+        ("created >= ?", None if since is None else (since,)),
+        ("(created, id) < (?, ?)", before),
     )
-    pattern = None if name is None else glob_of(name)
-    values = (status, pattern, since, *(before or (None, None)), ALL if limit is None else limit)
-    return list(as_rows(RunRow, connection.execute(query, values)))
+    query = f"SELECT {_COLUMNS} FROM runs {clause} {_NEWEST} LIMIT ?"
+    return list(as_rows(RunRow, connection.execute(query, (*values, ALL if limit is None else limit))))
 
 
 def find_run(connection: Connection, text: str) -> RunRow:

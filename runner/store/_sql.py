@@ -96,7 +96,6 @@ class Reader:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._written = trio.Event()  # set at the next commit by this store
 
     @property
     def _connection(self) -> Connection:
@@ -110,11 +109,11 @@ class Reader:
 
     async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
         while True:
-            written = self._written
+            written = self._database.next_write(run)
             for recorded in await self.events(run, after=after):
                 after = recorded.seq
                 yield recorded
-            await self._database.wait(run, written)
+            await self._database.wait(written)
 
     async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
         return await self._database.run(lambda: self._read_events(_WORKSPACE_JOURNAL, workspace, after))
@@ -347,8 +346,7 @@ class Store(Reader):
                     request.answer = StoreFailed(f"`{self._database.name}`: the commit did not come to an end")
             self._writing.set()
             self._writing = None
-            self._written.set()
-            self._written = trio.Event()
+            self._database.wake(request.owner for request in batch)
 
     async def _commit(self, batch: Sequence[_Append]) -> None:
         """Write a batch in one transaction and leave an answer in each request."""

@@ -14,6 +14,7 @@ from runner.events.events import Event
 from runner.lifecycle.workspace import fold, named
 from runner.ports.store import Cursor, WorkspaceRow
 from runner.store._database import Connection
+from runner.store._rows import where
 from runner.store._runs import ALL, Noun, count_of, find_by_prefix, only
 
 _COLUMNS = (
@@ -50,12 +51,9 @@ def read_workspaces(
     before: Cursor | None = None,
     limit: int | None = None,
 ) -> list[WorkspaceRow]:
-    query = (
-        f"SELECT {_COLUMNS} FROM agent_workspaces WHERE (?1 IS NULL OR status = ?1)"
-        " AND (?2 IS NULL OR (created_at, id) < (?2, ?3)) ORDER BY created_at DESC, id DESC LIMIT ?4"
-    )
-    values = (status, *(before or (None, None)), ALL if limit is None else limit)
-    return [_row(found) for found in connection.execute(query, values)]
+    clause, values = where(("status = ?", None if status is None else (status,)), ("(created_at, id) < (?, ?)", before))
+    query = f"SELECT {_COLUMNS} FROM agent_workspaces {clause} ORDER BY created_at DESC, id DESC LIMIT ?"
+    return [_row(found) for found in connection.execute(query, (*values, ALL if limit is None else limit))]
 
 
 def project_workspace(connection: Connection, owner: str, at: int, event: Event) -> None:

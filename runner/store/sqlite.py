@@ -9,7 +9,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,18 +26,15 @@ from runner.core.errors import (
     StoreBusy,
     StoreDamaged,
     StoreFailed,
-    StoreTooNew,
-    StoreTooOld,
 )
 from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
 from runner.ports.store import RunnerRow
-from runner.store._database import Hook
+from runner.store._database import OLDEST, Hook, check_version, scripts_in
 from runner.store._sql import Reader, Store
 
 T = TypeVar("T")
 
-OLDEST = 10  # of the schemas that are read
 BUSY_MILLISECONDS = 5_000
 POLL = 0.2  # seconds between looks for events that another process has written: a search by the primary key
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
@@ -72,6 +69,7 @@ class SqliteDatabase:
         self._path = path
         self._clock = clock
         self._limiter = trio.CapacityLimiter(1)
+        self._written = trio.Event()  # set at the next commit by this store; of others nothing is heard
         self._refusal: RunnerError | None = None  # once there is one, this connection writes no more
 
     @property
@@ -145,7 +143,14 @@ class SqliteDatabase:
     def damaged(self, what: str) -> StoreDamaged:
         return _damaged(self._path, what)
 
-    async def wait(self, run: str, written: trio.Event) -> None:
+    def next_write(self, run: str) -> trio.Event:
+        return self._written
+
+    def wake(self, names: Iterable[str]) -> None:
+        self._written.set()
+        self._written = trio.Event()
+
+    async def wait(self, written: trio.Event) -> None:
         with trio.move_on_after(POLL):
             await written.wait()
 
@@ -283,8 +288,7 @@ def _connect(name: str) -> sqlite3.Connection:
 
 
 def scripts() -> list[str]:
-    """List the migrations in their order: the first makes an empty file a store of version ``OLDEST``."""
-    return [file.read_text() for file in sorted((Path(__file__).parent / "migrations").glob("*.sql"))]
+    return scripts_in(Path(__file__).parent / "migrations")
 
 
 def migrate(
@@ -324,11 +328,7 @@ def _version(connection: sqlite3.Connection, path: Path, newest: int) -> int:
     if found is None:
         raise _damaged(path, "it is a database, but not a store")
     version, runner = found
-    schemas = f"(schema {version}, this runner knows {OLDEST} to {newest})"
-    if version > newest:
-        raise StoreTooNew(f"`{path}` was written by runner {runner} {schemas}", hint=f"use runner {runner} or newer")
-    if version < OLDEST:
-        raise StoreTooOld(f"`{path}` was written by runner {runner} {schemas}", hint=_HINTS[StoreDamaged])
+    check_version(str(path), version, runner, newest=newest, hint=_HINTS[StoreDamaged])
     return int(version)
 
 

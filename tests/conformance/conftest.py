@@ -23,6 +23,7 @@ from runner.testing.place import Candidate
 from runner.testing.plugin import is_shipped, judge
 from tests.agents.record_transcripts import TRANSCRIPTS
 from tests.agents.test_transcripts import CLIS
+from tests.support.needs import POSTGRES
 from tests.support.providers import (
     BY_VOLUMES,
     DOCKER,
@@ -275,11 +276,17 @@ class OpenOn(Protocol):
     ) -> AbstractAsyncContextManager[Store]: ...
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=POSTGRES.mark)])
 def open_on(request: pytest.FixtureRequest, tmp_path: Path) -> OpenOn:
-    """Open a store of either kind on a clock, for a runner or nobody."""
+    """Open a store of each kind on a clock, for a runner or nobody."""
     if request.param == "memory":
         return lambda now, runner=None: nullcontext(MemoryStore(now, runner=runner))
+    if request.param == "postgresql":
+        from runner.store import postgresql
+        from tests.support.postgres import fresh_url
+
+        place = postgresql.place(fresh_url())
+        return lambda now, runner=None: postgresql.open_store(place, now=now, entropy=bytes, runner=runner)
     return lambda now, runner=None: open_store(tmp_path / "state.db", now=now, entropy=bytes, runner=runner)
 
 

@@ -42,6 +42,7 @@ PACKAGES = {  # of Debian, by a program or file that it brings
     "newuidmap": "uidmap",
     "npm": "npm",
     "openssl": "openssl",
+    "pg_createcluster": "postgresql",
     "podman": "podman",
     "ps": "procps",
     "qemu-aarch64": "qemu-user",
@@ -85,6 +86,11 @@ def missing_packages(packages: Mapping[str, str]) -> list[str]:
 def exists(path: str) -> bool:
     """Whether a file is here; administrators' programs are no ordinary user's ``PATH``."""
     return os.path.exists(path if path.startswith("/") else f"/usr/sbin/{path}")
+
+
+def postgres_programs() -> Path | None:
+    """The newest server's programs, which Debian puts on nobody's ``PATH``."""
+    return max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: float(folder.parent.name), default=None)
 
 
 def privileges() -> list[str] | None:

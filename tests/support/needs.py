@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 
 import pytest
 
@@ -73,6 +74,12 @@ def _axe() -> str | None:
     return None if components.axe_is_here() else f"not this version in {components.AXE}"
 
 
+def _postgres() -> str | None:
+    if components.postgres_programs() is None:
+        return "not installed"
+    return None if find_spec("psycopg") else "not installed: psycopg"
+
+
 ROOT = Component("root", lambda: None if os.geteuid() == 0 else "these tests mount, or look as another user")
 USERS = Component("root over other users", lambda: None if can_chown() else "workspaces get no user of their own")
 MEMORY = Component("memory limits", lambda: cgroup.missing_limits().get(Feature.MEMORY))
@@ -85,6 +92,7 @@ MAKE = program("make")
 NPM = program("npm")
 COMPILER = Component("C compiler", _compiler)
 OPENSSL = program("openssl")
+POSTGRES = Component("PostgreSQL", _postgres)
 SHELLCHECK = program("shellcheck")
 SSHD = program("sshd", SSHD_PATH)
 AGENTS = Component("agents' CLIs", _agents, f"{components.COMMAND} --agents")
