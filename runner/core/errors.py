@@ -751,6 +751,14 @@ class WorkspaceExpired(Advice):
     code = "workspace.expired"
 
 
+class NoWorkspace(NotFoundError):
+    code = "workspace.disabled"
+
+
+class SetupIncomplete(Advice):
+    code = "workspace.setup"
+
+
 class KilledForMemory(Advice):
     code = "workspace.out-of-memory"
 
@@ -824,6 +832,22 @@ class BodyTooSlow(InputError):
     code, http_status = "server.too-slow", 408
 
 
+class UnknownAgentType(NotFoundError):
+    code = "server.unknown-agent-type"
+
+
+class AgentTypeExists(LeaseError):
+    code = "server.agent-type-exists"
+
+
+class AgentTypeChanged(LeaseError):
+    code, http_status = "server.changed", 412
+
+
+class BadConfig(InputError):
+    code = "server.config"
+
+
 class NoManifests(NotFoundError):
     code = "server.no-manifests"
 
@@ -841,6 +865,10 @@ class ServerStopping(PlatformError):
 
 
 # --- tools -----------------------------------------------------------------------------------------
+
+
+class UnknownTool(InputError):
+    code = "tool.unknown"
 
 
 class ToolNotEnabled(PolicyError):

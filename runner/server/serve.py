@@ -28,7 +28,7 @@ from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_e
 from runner.server.border import App
 from runner.server.openapi import document
 from runner.server.route import BASE, Call, Route, Server
-from runner.server.routes import health, runs, tools, workspaces
+from runner.server.routes import agent_types, health, runs, tools, workspaces
 from runner.server.running import Running
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -108,7 +108,7 @@ async def _maintain(env: WorkspaceEnv) -> None:
 
 def routes() -> tuple[Route, ...]:
     """Return every route of a server."""
-    found = (*health.ROUTES, *workspaces.ROUTES, *tools.ROUTES, *runs.ROUTES)
+    found = (*health.ROUTES, *workspaces.ROUTES, *tools.ROUTES, *runs.ROUTES, *agent_types.ROUTES)
 
     async def _document(call: Call) -> dict[str, Any]:
         return described

@@ -68,7 +68,7 @@ def test_a_tool_that_is_not_in_the_list_is_refused_on_the_route(served: Served) 
 
     assert (answer.status, answer.json["detail"]) == (403, "Tool 'bash' is not enabled for this agent type")
     assert served.tool(id, "read", file_path=".")["content"] == ".git/\n"
-    assert served.refused("POST", "/workspaces", {"tools": ["bash", "ssh"]}) == (400, "cli.usage")
+    assert served.refused("POST", "/workspaces", {"tools": ["bash", "ssh"]}) == (400, "tool.unknown")
     assert served.ask("DELETE", f"/api/v1/workspaces/{id}").status == 200
 
 

@@ -172,7 +172,8 @@ def _change(args: Namespace, settings: Settings, out: Output) -> None:
 
     async def change(env: WorkspaceEnv) -> WorkspaceRow:
         if args.what == "create":
-            options = {name: getattr(args, name) for name in workspaces.WorkspaceOptions.__struct_fields__}
+            fields = workspaces.WorkspaceOptions.__struct_fields__
+            options = {name: value for name, value in vars(args).items() if name in fields}
             options["tools"] = None if args.tools is None else tuple(args.tools)
             return await workspaces.create(env, workspaces.WorkspaceOptions(**options))
         return await (workspaces.stop if args.what == "stop" else workspaces.resume)(env, args.id)

@@ -6,4 +6,18 @@ every provider, and no link leads them out. A path is relative to the workspace,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from runner.core.errors import UnknownTool
+from runner.core.sanitize import excerpt
+
 TOOLS = ("bash", "read", "write", "edit", "glob", "grep", "git")
+
+
+def unknown_tools(names: Iterable[str]) -> UnknownTool | None:
+    """Return the error of names that no tools have; ``None`` when there are none."""
+    bad = [f"`{excerpt(name)}`" for name in sorted({*names} - {*TOOLS})]
+    if not bad:
+        return None
+    words = "cannot be a tool" if len(bad) == 1 else "cannot be tools"
+    return UnknownTool(f"{', '.join(bad)} {words}", hint=f"valid tools: {', '.join(TOOLS)}")

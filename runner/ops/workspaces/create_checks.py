@@ -31,10 +31,19 @@ class ChosenProvider(Struct, frozen=True):
     image: str | None
 
 
-def limits_of(settings: Settings, probe: Probe) -> tuple[Limits, Limits | None]:
-    """Return the default limits that the provider enforces, and those that it cannot, if any."""
+def limits_of(settings: Settings, probe: Probe, given: Limits) -> tuple[Limits, Limits | None]:
+    """Return the given limits, with defaults for others, that the provider enforces, and the defaults that it cannot.
+
+    Raises ``ProviderUnavailable`` for a given one that it cannot.
+    """
+    if enforceable(given, probe) != given:
+        raise ProviderUnavailable(
+            f"`{probe.provider}` cannot enforce the limits that are asked for", hint="leave them out"
+        )
     pids = _shipped("resource_limits")["pids"]
-    wanted = Limits(settings.default_cpus, settings.default_memory, settings.default_disk, pids)
+    defaults = Limits(settings.default_cpus, settings.default_memory, settings.default_disk, pids)
+    pairs = zip(astuple(given), astuple(defaults), strict=True)
+    wanted = Limits(*(default if want is None else want for want, default in pairs))
     kept = enforceable(wanted, probe)
     rest = [want if have is None else None for want, have in zip(astuple(wanted), astuple(kept), strict=True)]
     return kept, Limits(*rest) if any(rest) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
@@ -34,7 +34,7 @@ from runner.core.errors import (
 from runner.core.home import workspace_directory
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits, SavedWork, Violation, WorkspaceStatus
 from runner.core.plural import plural
-from runner.core.sanitize import excerpt, sanitize
+from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.events import events as ev
 from runner.lifecycle.workspace import check_limit, hint
@@ -42,7 +42,7 @@ from runner.manifest.load import defaults
 from runner.manifest.repository import FILE, FILE_BYTES
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import agents_file
-from runner.ops.tools import TOOLS
+from runner.ops.tools import unknown_tools
 from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, status_of
 from runner.ops.workspaces.leases import LeaseState, ask_to_end, read_states
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
@@ -70,7 +70,7 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
     """Options of a new workspace: from the directory ``path`` in place, from a repository's ``url``, or empty.
 
     ``image`` is the system that its commands see, on providers that have images. ``tools`` are those that may be called
-    in it, ``None`` for all.
+    in it, ``None`` for all. ``limits`` hold instead of the server's defaults, or the provider is refused.
     """
 
     path: Path | None = None
@@ -81,6 +81,7 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
     persistent: bool = False
     image: str | None = None
     tools: tuple[str, ...] | None = None
+    limits: Limits = Limits()
 
 
 class RemovedWorkspace(Struct, frozen=True, kw_only=True):
@@ -155,8 +156,11 @@ async def own_workspace(env: WorkspaceEnv, text: str) -> WorkspaceRow:
 # --- making ----------------------------------------------------------------------------------------
 
 
-async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
-    """Make a workspace, ready for use. On failure or cancellation it is removed again.
+Prepare = Callable[[HeldWorkspace, Provider, Handle], Awaitable[None]]
+
+
+async def create(env: WorkspaceEnv, options: WorkspaceOptions, prepare: Prepare | None = None) -> WorkspaceRow:
+    """Make a workspace, ready for use once it is prepared. On failure or cancellation it is removed again.
 
     Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
     ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
@@ -165,9 +169,8 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
         raise UsageError("a workspace is made from a directory or a URL, not both", hint="leave one of them out")
     if options.branch is not None and options.url is None:
         raise UsageError("--branch is the branch of a --url")
-    if bad := sorted({*(options.tools or ())} - {*TOOLS}):
-        names = ", ".join(f"`{excerpt(name)}`" for name in bad)
-        raise UsageError(f"{names} cannot be a tool", hint=f"valid tools: {', '.join(TOOLS)}")
+    if unknown := unknown_tools(options.tools or ()):
+        raise unknown
     settings = env.settings
     rows = await env.store.workspaces()
     check_limit(settings.max_workspaces, rows)
@@ -177,7 +180,8 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
     git = env.deps.git
     tip = await git.resolve_url(options.url, branch=options.branch, commit=None) if options.url is not None else None
     on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)
-    limits, not_enforced = limits_of(settings, chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe)
+    probe = chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe
+    limits, not_enforced = limits_of(settings, probe, options.limits)
     requested = ev.WorkspaceRequested(
         provider=chosen.provider.name,
         project=project.name if project else DEFAULT_PROJECT,
@@ -208,7 +212,7 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
             check_limit(settings.max_workspaces, await env.store.workspaces(), id)
             if chosen.image is not None and options.image is not None and isinstance(chosen.provider, Images):
                 await chosen.provider.pull(chosen.image, options.image)
-            await _make(held, chosen.provider, project, tip)
+            await _make(held, chosen.provider, project, tip, prepare)
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await _end(held, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
@@ -216,7 +220,13 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions) -> WorkspaceRow:
     return await env.store.workspace(id)
 
 
-async def _make(held: HeldWorkspace, provider: Provider, project: ProjectRow | None, tip: ResolvedRef | None) -> None:
+async def _make(
+    held: HeldWorkspace,
+    provider: Provider,
+    project: ProjectRow | None,
+    tip: ResolvedRef | None,
+    prepare: Prepare | None,
+) -> None:
     row, env = held.row, held.env
     shared = project is not None and not project.workspace_isolation and row.path is None
     request = WorkspaceRequest(
@@ -240,6 +250,8 @@ async def _make(held: HeldWorkspace, provider: Provider, project: ProjectRow | N
         if project is not None:
             await _place_agents_file(held, handle, Path(project.root))
         await provider.chown_to_workspace_user(handle)
+    if prepare is not None:
+        await prepare(held, provider, handle)
     await held.write(ev.WorkspaceStatusChanged(S.READY))
 
 

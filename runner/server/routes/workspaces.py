@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
-from runner.core.errors import (
-    UnknownWorkspace,
-)
+from runner.core.errors import BadRequest, UnknownWorkspace
 from runner.core.model import DEFAULT_PROJECT, Limits
 from runner.core.sanitize import excerpt
+from runner.events.events import WarningIssued
+from runner.ops import agent_types
 from runner.ops.workspaces import workspaces as ws
 from runner.ops.workspaces.leases import LeaseState, lease_of, list_leases
 from runner.ops.workspaces.workspaces import WorkspaceOptions
@@ -60,6 +62,7 @@ class Workspace(Struct, kw_only=True):
     last_used_at: Moment
     expires_at: Moment | None
     lease: Lease | None
+    warnings: Annotated[list[str], Meta(description="Of its making; left out in lists.")] | UnsetType = UNSET
 
 
 class Workspaces(Struct):
@@ -70,7 +73,12 @@ class Workspaces(Struct):
 
 
 class NewWorkspace(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A workspace to make: a clone of a repository's newest commit, or empty."""
+    """A workspace to make: as its agent type has them, or a clone of a repository's newest commit, or empty."""
+
+    agent_type: Annotated[str, Meta(description="Then only `task`, `project` and `persistent` go with it.")] | None = (
+        None
+    )
+    task: agent_types.Task = agent_types.Task()
 
     repository_url: str | None = None
     branch: str | None = None
@@ -147,13 +155,16 @@ def read_cursor(text: str) -> tuple[int, str]:
 
 
 async def _get(call: Call) -> Workspace:
-    row = await visible(call)
-    return _shown(row, await lease_of(call.server.env, row.id))
+    return await _whole(call, await visible(call))
 
 
 async def _create(call: Call) -> Workspace:
     body = call.body
     call.require_change(body.project or DEFAULT_PROJECT)
+    if body.agent_type is not None:
+        return await _create_of_type(call)
+    if body.task != agent_types.Task():
+        raise BadRequest("a `task` is for an `agent_type`", hint="write `repository_url`")
     options = WorkspaceOptions(
         url=body.repository_url,
         branch=body.branch,
@@ -163,7 +174,29 @@ async def _create(call: Call) -> Workspace:
         persistent=body.persistent,
         tools=None if body.tools is None else tuple(body.tools),
     )
-    return _shown(await ws.create(call.server.env, options), None)
+    return await _whole(call, await ws.create(call.server.env, options))
+
+
+async def _create_of_type(call: Call) -> Workspace:
+    body, env = call.body, call.server.env
+    given = [
+        name for name in ("repository_url", "branch", "provider", "image", "tools") if getattr(body, name) is not None
+    ]
+    if given:
+        raise BadRequest(f"`{given[0]}` is what the agent type says", hint="leave one of them out")
+    found = agent_types.get_agent_type(env.settings, body.agent_type)
+    options = replace(agent_types.workspace_options(found, body.task), project=body.project, persistent=body.persistent)
+    prepare = partial(agent_types.set_up, found.workspace.setup_commands)
+    return await _whole(call, await ws.create(env, options, prepare))
+
+
+async def _whole(call: Call, row: WorkspaceRow) -> Workspace:
+    """Return all that there is about a workspace."""
+    shown = _shown(row, await lease_of(call.server.env, row.id))
+    history = await call.server.env.store.workspace_events(row.id)
+    events = [recorded.event for recorded in history]
+    shown.warnings = [event.message for event in events if isinstance(event, WarningIssued)]
+    return shown
 
 
 async def _destroy(call: Call) -> Removed:
@@ -179,12 +212,12 @@ async def _destroy(call: Call) -> Removed:
 async def _stop(call: Call) -> Workspace:
     row = await visible(call, change=True)
     async with call.server.kept.closed(row.id):
-        return _shown(await ws.stop(call.server.env, row.id), None)
+        return await _whole(call, await ws.stop(call.server.env, row.id))
 
 
 async def _resume(call: Call) -> Workspace:
     row = await visible(call, change=True)
-    return _shown(await ws.resume(call.server.env, row.id), None)
+    return await _whole(call, await ws.resume(call.server.env, row.id))
 
 
 def _shown(row: WorkspaceRow, lease: LeaseState | None) -> Workspace:

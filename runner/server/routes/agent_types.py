@@ -1,0 +1,91 @@
+"""Routes of agent types, and of the workspaces that theirs get. They take a token with ``admin``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from runner.core.errors import BadRequest, UnknownAgentType
+from runner.core.sanitize import excerpt
+from runner.ops import agent_types
+from runner.ops.agent_types import AgentType, WorkspaceConfig
+from runner.server.route import BASE, Call, Reply, Route
+
+
+class NewAgentType(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An agent type to make; by default it has no workspace."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
+    workspace: WorkspaceConfig = WorkspaceConfig()
+
+
+class AgentTypes(Struct):
+    agent_types: list[AgentType]
+
+
+def _named(call: Call) -> AgentType:
+    """Return the agent type of the path. Raises ``UnknownAgentType``, also when the token may not see it."""
+    id = call.path["id"]
+    if not call.token.admin:
+        raise UnknownAgentType(f"there is no agent type `{excerpt(id)}`")
+    return agent_types.get_agent_type(call.server.env.settings, id)
+
+
+async def _list(call: Call) -> AgentTypes:
+    return AgentTypes(agent_types.list_agent_types(call.server.env.settings) if call.token.admin else [])
+
+
+async def _create(call: Call) -> Reply:
+    call.require_change(None)
+    made = agent_types.create_agent_type(call.server.env.settings, call.body.name, call.body.workspace)
+    return Reply(value=made, status=201, headers={"location": f"{BASE}/agent-types/{made.name}"})
+
+
+async def _get(call: Call) -> AgentType:
+    return _named(call)
+
+
+async def _delete(call: Call) -> None:
+    named = _named(call)
+    call.require_change(None)
+    agent_types.delete_agent_type(call.server.env.settings, named.name)
+
+
+async def _get_config(call: Call) -> Reply:
+    named = _named(call)
+    return Reply(value=named.workspace, headers={"etag": f'"{named.version}"'})
+
+
+async def _put_config(call: Call) -> Reply:
+    named = _named(call)
+    call.require_change(None)
+    version = call.headers.get("if-match", "").strip('"')
+    if not version:
+        raise BadRequest("`If-Match` is missing", hint="send the ETag that the configuration was read with")
+    changed = agent_types.put_config(call.server.env.settings, named.name, call.body, version=version)
+    return Reply(value=changed.workspace, headers={"etag": f'"{changed.version}"'})
+
+
+def _route(method: str, path: str, **more: Any) -> Route:
+    return Route(method=method, path=f"{BASE}/agent-types{path}", **more)
+
+
+_CONFIG = "/{id}/workspace-config"
+ROUTES = (
+    _route("GET", "", summary="List agent types", handle=_list, answer=AgentTypes),
+    _route("POST", "", summary="Make an agent type", handle=_create, body=NewAgentType, answer=AgentType, status=201),
+    _route("GET", "/{id}", summary="Show an agent type", handle=_get, answer=AgentType),
+    _route("DELETE", "/{id}", summary="Remove an agent type; its workspaces stay", handle=_delete),
+    _route(
+        "GET", _CONFIG, summary="Show what workspaces an agent type gets", handle=_get_config, answer=WorkspaceConfig
+    ),
+    _route(
+        "PUT",
+        _CONFIG,
+        summary="Change what workspaces an agent type gets from now on; takes `If-Match`",
+        handle=_put_config,
+        body=WorkspaceConfig,
+        answer=WorkspaceConfig,
+    ),
+)
