@@ -14,6 +14,7 @@ import trio
 import trio.testing
 from msgspec import Struct
 
+from runner.core.errors import UsageError
 from runner.core.hosts import Address, NetworkSpec, parse_rule
 from runner.core.model import NetworkRefusal
 from runner.core.nurseries import open_services
@@ -25,12 +26,13 @@ from runner.ports.network import MAX_REPORTED, EgressConnection
 LIMITS = Limits()
 NO_REACH: Mapping[str, str] = {}
 NAMES = {"a.test": "127.0.0.1", "b.test": "127.0.0.1", "meta.test": "169.254.169.254"}
+NAMES["mixed.test"] = "8.8.8.8 10.0.0.1"
 
 
 async def resolve(host: str) -> Sequence[Address]:
     if host not in NAMES:
         raise OSError("no such name")
-    return [ip_address(NAMES[host])]
+    return [*map(ip_address, NAMES[host].split())]
 
 
 class House(Struct):
@@ -46,10 +48,11 @@ class House(Struct):
             with trio.fail_after(20):
                 return b"".join([chunk async for chunk in stream])
 
-    async def last(self) -> EgressConnection:
-        """What was told last, once anything was."""
-        while not self.told:
-            await trio.sleep(0.01)
+    async def last(self, count: int = 1) -> EgressConnection:
+        """What was told last, once so much was."""
+        with trio.fail_after(20):
+            while len(self.told) < count:
+                await trio.sleep(0.01)
         return self.told[-1]
 
     async def refused(self, data: bytes) -> tuple[int, NetworkRefusal | None]:
@@ -300,3 +303,130 @@ async def test_the_end_of_a_session_ends_its_connections() -> None:
             assert b"200" in await ours.receive_some()
 
     assert [one.refusal for one in told] == [None]
+
+
+def socks(host: str, port: int, command: int = 1) -> bytes:
+    return bytes([5, command, 0, 3, len(host)]) + host.encode() + port.to_bytes(2, "big")
+
+
+GREETING = b"\x05\x01\x00"
+
+
+async def test_socks_carries_both_ways_under_the_same_rules() -> None:
+    async with server(b"pong") as (port, got), house(f"a.test:{port}") as inside:
+        answer = await inside.ask(GREETING + socks("A.test", port) + b"ping")
+
+        assert answer == b"\x05\x00" + b"\x05\x00\x00\x01" + bytes(6) + b"pong"
+        assert got == [b"ping"]
+        told = await inside.last()
+    assert (told.host, told.port, told.address, told.refusal) == ("a.test", port, "127.0.0.1", None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer", "refusal"),
+    [
+        (GREETING + socks("b.test", 443), b"\x05\x00\x05\x02", NetworkRefusal.NOT_ALLOWED),
+        (GREETING + socks("meta.test", 443), b"\x05\x00\x05\x02", NetworkRefusal.PRIVATE),
+        (GREETING + socks("gone.test", 443), b"\x05\x00\x05\x04", NetworkRefusal.UNRESOLVED),
+        (GREETING + socks("a.test\0b.test", 443), b"\x05\x00\x05\x01", NetworkRefusal.MALFORMED),
+        (GREETING + socks("0x7f.1", 443), b"\x05\x00\x05\x01", NetworkRefusal.MALFORMED),
+        (GREETING + bytes([5, 1, 0, 1, 127, 0, 0, 1, 1, 187]), b"\x05\x00\x05\x02", NetworkRefusal.NOT_ALLOWED),
+        (GREETING + bytes([5, 1, 0, 4]) + bytes(15) + b"\x01\x01\xbb", b"\x05\x00\x05\x02", NetworkRefusal.NOT_ALLOWED),
+        (GREETING + socks("a.test", 443, 3), b"\x05\x00\x05\x07", NetworkRefusal.MALFORMED),
+        (GREETING + socks("a.test", 443, 2), b"\x05\x00\x05\x07", NetworkRefusal.MALFORMED),
+        (GREETING + bytes([5, 1, 0, 9]), b"\x05\x00\x05\x08", NetworkRefusal.MALFORMED),
+        (b"\x05\x01\x02", b"\x05\xff", NetworkRefusal.MALFORMED),
+        (b"\x04\x01\x00\x50\x7f\x00\x00\x01\x00", b"HTTP/1.1 400", NetworkRefusal.MALFORMED),
+    ],
+    ids=[
+        "not allowed", "private", "no name", "NUL", "a number", "an address", "IPv6", "datagrams", "from outside",
+        "another kind", "with a user", "SOCKS4",
+    ],
+)  # fmt: skip
+async def test_socks_refuses_what_the_other_ways_do(request_: bytes, answer: bytes, refusal: NetworkRefusal) -> None:
+    async with house("a.test", "meta.test", "gone.test", private=False) as inside:
+        answered = await inside.ask(request_)
+
+        assert answered.startswith(answer)
+        assert (await inside.last()).refusal is refusal
+
+
+def reach_of(proxy: House) -> dict[str, str]:
+    url = f"http://me:pass%20word@127.0.0.1:{proxy.proxy}"
+    return {"HTTP_PROXY": url, "https_proxy": url, "NO_PROXY": "b.test"}
+
+
+async def test_the_proxy_of_this_host_connects_by_name() -> None:
+    """Another of ours is it; that it wants a password is another test's."""
+    async with (
+        server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as (port, got),
+        house(f"a.test:{port}") as company,
+        house(f"a.test:{port}", f"b.test:{port}", reach=reach_of(company)) as inside,
+    ):
+        assert (await inside.ask(b"CONNECT a.test:%d HTTP/1.0\r\n\r\nping" % port)).endswith(b"ok")
+        assert (await inside.ask(b"GET http://a.test:%d/x HTTP/1.0\r\n\r\n" % port)).endswith(b"ok")
+        assert (await inside.ask(b"CONNECT b.test:%d HTTP/1.0\r\n\r\nping" % port)).endswith(b"ok")
+
+        await inside.last(3)
+        through = f"proxy 127.0.0.1:{company.proxy}"
+        assert [one.address for one in inside.told] == [through, through, "127.0.0.1"]
+        assert [(one.host, one.refusal) for one in company.told] == [("a.test", None)] * 2
+        assert got[1].startswith(b"GET /x HTTP/1.1\r\nhost: a.test:%d" % port)
+
+
+@pytest.mark.parametrize(
+    ("rule", "host", "refusal"),
+    [
+        ("gone.test", "gone.test", NetworkRefusal.UNREACHABLE),  # which is what the proxy said
+        ("*.gone.test", "any.gone.test", NetworkRefusal.UNRESOLVED),
+        ("mixed.test", "mixed.test", NetworkRefusal.PRIVATE),
+        ("a.test", "b.test", NetworkRefusal.NOT_ALLOWED),
+    ],
+    ids=["a name that only the proxy knows", "a name that a command chose", "one private address", "another host"],
+)
+async def test_before_the_proxy_of_this_host_names_are_judged_as_far_as_they_are_known(
+    rule: str, host: str, refusal: NetworkRefusal
+) -> None:
+    async with house("b.test") as company, house(rule, private=False, reach=reach_of(company)) as inside:
+        answer = await inside.ask(f"CONNECT {host}:443 HTTP/1.0\r\n\r\n".encode())
+
+        assert (await inside.last()).refusal is refusal
+        assert (b"the proxy 127.0.0.1:" in answer) is (refusal is NetworkRefusal.UNREACHABLE)
+        assert len(company.told) == (refusal is NetworkRefusal.UNREACHABLE)
+
+
+async def test_a_proxy_of_this_host_gets_its_password_and_nothing_else_does() -> None:
+    refused = b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n"
+    async with server(refused) as (proxy, got):
+        reach = {"HTTPS_PROXY": f"http://me:pass%20word@127.0.0.1:{proxy}"}
+        async with house("b.test", reach=reach, private=True) as inside:
+            answer = await inside.ask(b"CONNECT b.test:443 HTTP/1.1\r\nHost: b\r\nProxy-Authorization: mine\r\n\r\n")
+
+    assert b"answered 407" in answer
+    assert got[0].lower().count(b"proxy-authorization") == 1
+    assert b"Basic bWU6cGFzcyB3b3Jk" in got[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "refusal"),
+    [
+        (Limits(idle_seconds=0.3), NetworkRefusal.IDLE),
+        (Limits(total_seconds=0.3), NetworkRefusal.TIME),
+        (Limits(session_bytes=3), NetworkRefusal.BYTES),
+    ],
+    ids=["idle", "total", "bytes"],
+)
+async def test_a_connection_beyond_a_limit_is_cut_and_told(limits: Limits, refusal: NetworkRefusal) -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    async with open_services() as services, house(f"a.test:{port}", limits=limits) as inside:
+        services.start_soon(trio.serve_listeners, lambda stream: trio.sleep_forever(), listeners)
+
+        await inside.ask(b"CONNECT a.test:%d HTTP/1.0\r\n\r\nping" % port)
+        assert (await inside.last()).refusal is refusal
+
+
+async def test_a_proxy_that_does_not_speak_http_is_an_error_at_once() -> None:
+    with pytest.raises(UsageError, match="`ALL_PROXY` is not a proxy that speaks HTTP"):
+        async with house("a.test", reach={"ALL_PROXY": "socks5://127.0.0.1:1"}):
+            pass
