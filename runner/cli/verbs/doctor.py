@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from runner.ports.provider import Probe
 
 NOTHING = 1
+NETWORK = "network"  # instead of a provider
 _WIDEST = 1_000  # characters of a line
 _VERDICTS = {"refused": "pass", "open": "FAIL", "gap": "gap", "untried": "-"}
 
 SUMMARY = "show what this host can isolate and enforce"
 GROUP = "start here"
-EXAMPLES = ("runner doctor", "runner doctor --probe local", "runner doctor --settings")
+EXAMPLES = ("runner doctor", "runner doctor --probe local", "runner doctor --probe network", "runner doctor --settings")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,10 +38,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead("--settings", action="store_true", help="only the settings, with where each comes from")
     instead(
         "--probe",
-        metavar="PROVIDER",
+        metavar="PROVIDER|network",
         nargs="?",
         const="",
-        help="try the ways out of a sandbox, in a workspace that is removed again; of one provider, or of all",
+        help="try the ways out of a sandbox, in a workspace that is removed again; of one provider, of all, or the ways"
+        " past an allow-list of hosts",
     )
     instead("--spend", action="store_true", help="also ask each model provider something tiny, for money")
     parser.add_argument("--image", metavar="REF", help="where --probe tries them, for providers that have images")
@@ -85,18 +87,21 @@ def main(args: Namespace, out: Output) -> int:
 def _probe(args: Namespace, settings: Settings, out: Output) -> int:
     from runner.cli.signals import run_cancellable
     from runner.core.codec import plain
-    from runner.ops.host.probe import examine_all
+    from runner.ops.host.probe import examine_all, examine_networks
     from runner.ops.planning.facts import provider_names
 
-    examined = run_cancellable(examine_all, settings, [args.probe] if args.probe else provider_names(), args.image)
+    if args.probe == NETWORK:
+        examined = run_cancellable(examine_networks, settings, provider_names(), args.image)
+    else:
+        examined = run_cancellable(examine_all, settings, [args.probe] if args.probe else provider_names(), args.image)
     if args.output == "json":
         out.json([{**_object(plain(one)), "holds": one.holds} for one in examined])
     else:
         for one in examined:
             for line in _examined(one):
                 out.line(line)
-    named_one_was_skipped = bool(args.probe) and examined[0].skipped is not None
-    return 0 if all(one.holds for one in examined) and not named_one_was_skipped else 4
+    nothing_was_tried = bool(args.probe) and all(one.skipped is not None for one in examined)
+    return 0 if all(one.holds for one in examined) and not nothing_was_tried else 4
 
 
 def _examined(one: ProbedProvider) -> Iterator[str]:
