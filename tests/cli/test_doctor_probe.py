@@ -98,7 +98,7 @@ async def test_an_image_without_the_programs_that_try_is_not_one_with_ways_out(t
     provider = FakeProvider(tmp_path, lambda argv: Scripted(Exit(code=127)))
     handle = await provider.create(WorkspaceRequest(id="w", run="r", nonce="n", limits=Limits()))
     async with provider.open(handle, SandboxSpec()) as workspace:
-        tried = await _try(workspace, ESCAPES[0], {}, None)
+        tried = (await _try(workspace, ESCAPES[0], {}, None))[0]
 
     assert (tried.result, tried.told) == (EscapeResult.UNTRIED, ("the probe exited 127",))
 
