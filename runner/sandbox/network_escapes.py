@@ -199,7 +199,7 @@ still()
 
 
 class NetworkBait(Struct):
-    """Servers that no command should reach, and the one host that it may. ``reached`` is what came in past the proxy."""
+    """Servers that no command should reach, and the host that it may. ``reached`` is what came in past the proxy."""
 
     variables: dict[str, str]
     allowed: NetworkSpec
