@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from runner.core.hosts import is_address
+from runner.ports.network import Trust
 
 STORE_PASSWORD = "changeit"  # what Java assumes; the store holds certificates only
 _EARLIER = timedelta(hours=1)  # clocks of virtual machines differ
@@ -38,9 +39,18 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
 
-    @property
-    def pem(self) -> bytes:
-        return self._certificate.public_bytes(Encoding.PEM)
+    def trust(self, known: Sequence[bytes]) -> Trust:
+        """Return what commands have to trust: this authority, and ``known`` ones in DER."""
+        certificates = [self._certificate, *_readable(known)]
+        algorithm = (
+            PrivateFormat.PKCS12.encryption_builder()
+            .kdf_rounds(_ROUNDS)
+            .key_cert_algorithm(PBES.PBESv2SHA256AndAES256CBC)
+            .hmac_hash(hashes.SHA256())
+            .build(_STORE_PASSWORD)
+        )
+        store = serialize_java_truststore([PKCS12Certificate(one, None) for one in certificates], algorithm)
+        return Trust(b"".join(one.public_bytes(Encoding.PEM) for one in certificates), store)
 
     def server_context(self, host: str) -> ssl.SSLContext:
         """Return the server's end of TLS for a canonical host. It speaks HTTP/1.1 only."""
@@ -81,3 +91,12 @@ class Authority:
             .not_valid_before(self._from)
             .not_valid_after(self._until)
         )
+
+
+def _readable(known: Sequence[bytes]) -> Iterator[x509.Certificate]:
+    """Read certificates that this host trusts; among those are some that break rules, and may be unreadable one day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+        for one in known:
+            with suppress(ValueError):
+                yield x509.load_der_x509_certificate(one)

@@ -42,7 +42,7 @@ from runner.network.proxy_client import HttpClient, ProxyClient, authority, chec
 from runner.network.served_session import IDENTITY, ConnectionScopes
 from runner.network.tls_name import MOST, Incomplete, server_name
 from runner.network.way import Resolve, Way, resolve
-from runner.ports.network import MAX_REPORTED, Credential, EgressConnection, EgressSession
+from runner.ports.network import MAX_REPORTED, Credential, EgressConnection, EgressSession, Trust
 from runner.ports.provider import Connection
 
 if TYPE_CHECKING:
@@ -95,16 +95,10 @@ class _Session:
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     @property
-    def trust(self) -> bytes:
-        """Return the certificates that commands have to trust: the authority's, and those that this host trusts.
-
-        Without an authority there is something to trust only where this host has certificates of its own.
-        """
-        if self._authority is None and not self._way.own_certificates:
-            return b""
-        known = self._way.certificates().get_ca_certs(binary_form=True)
-        own = self._authority.pem if self._authority is not None else b""
-        return own + "".join(map(ssl.DER_cert_to_PEM_cert, known)).encode()
+    def trust(self) -> Trust | None:
+        if self._authority is None:
+            return None
+        return self._authority.trust(self._way.certificates().get_ca_certs(binary_form=True))
 
     def close(self) -> None:
         """End the connections that are still served, and report those that were only counted."""

@@ -52,10 +52,17 @@ class Credential(Struct, frozen=True):
     secret: Secret
 
 
+class Trust(Struct, frozen=True):
+    """Certificates that commands have to trust: as PEM, and as a store for Java with its usual password."""
+
+    certificates: bytes
+    java: bytes
+
+
 class EgressSession(Protocol):
     @property
-    def trust(self) -> bytes:
-        """Return the certificates, as PEM, that commands have to trust; empty without credentials."""
+    def trust(self) -> Trust | None:
+        """Return what commands have to trust for hosts that get a credential; ``None`` if there are none."""
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection to its end, or until the session is closed. Raises what the connection raises."""

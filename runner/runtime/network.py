@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -13,15 +13,24 @@ from runner.core.errors import ProviderFailed
 from runner.core.hosts import NetworkSpec
 from runner.core.injection import Injection
 from runner.events import events as ev
-from runner.ports.network import Credential, EgressConnection
+from runner.ports.network import Credential, EgressConnection, Trust
 from runner.ports.provider import Workspace
 from runner.runtime.context import RunContext
 from runner.runtime.exec import emit_all
 
 _NO_PROXY = "localhost,127.0.0.1,::1"
 _BUNDLE = "/dev/shm/network/certificates.pem"  # in memory on every provider that has a guest
+_STORE = "/dev/shm/network/certificates.p12"
+SSH_PORT = 22
+# Leads standard input and output through the proxy at port $1 to the host $2 and its port $3. bash and cat are where ssh
+# is; what speaks SOCKS5, or CONNECT, as an option of its own is not.
+_CONNECT = r"""exec 3<>"/dev/tcp/127.0.0.1/$1" && printf 'CONNECT %s:%s HTTP/1.0\r\n\r\n' "$2" "$3" >&3
+IFS= read -r answer <&3
+while IFS= read -r line <&3 && [ "${#line}" -gt 1 ]; do :; done
+case $answer in *" 200 "*) cat <&3 & exec cat >&3 ;; *) cat <&3 >&2; exit 1 ;; esac"""
 # What a workspace trusts has its place from each distribution's own package.
-_WRITE = """set -e; mkdir -p "${1%/*}"; rm -f "$1"; cat > "$1"
+_WRITE = 'set -e; mkdir -p "${1%/*}"; rm -f "$1"; cat > "$1"'
+_ADD_OWN = """
 for known in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/cert.pem; do
     if [ -r "$known" ]; then cat "$known" >> "$1"; break; fi
 done"""
@@ -59,35 +68,46 @@ async def open_network(
             credentials = [Credential(one, run.secrets[one.secret]) for one in _injected(run, step)]
             egress = run.deps.open_egress(allowed, tell, credentials)
             async with egress as session, workspace.listen(session.serve) as port:
-                yield {**allowed.environment, **proxy_variables(port), **await _trust(workspace, session.trust)}
+                trusted, java = await _write_trust(workspace, session.trust)
+                ssh = any(rule.port == SSH_PORT for rule in allowed.rules)
+                yield {**allowed.environment, **proxy_variables(port, ssh=ssh, java=java), **trusted}
 
 
 def _injected(run: RunContext, step: str) -> tuple[Injection, ...]:
     return next((one.injected for one in run.plan.steps if one.id == step), ())
 
 
-def proxy_variables(port: int) -> dict[str, str]:
+def proxy_variables(port: int, *, ssh: bool = False, java: Sequence[str] = ()) -> dict[str, str]:
     """Return the variables by which programs find a proxy, in both spellings, since some know only one.
 
-    ``NODE_USE_ENV_PROXY`` makes Node read them, from version 22.21 on; Java has options only. git's ssh is led through
-    the proxy by bash, which is where git and ssh are.
+    ``NODE_USE_ENV_PROXY`` makes Node read them, from version 22.21 on; Java has options only, to which ``java`` adds.
+    With ``ssh`` git's ssh is led through the proxy, by bash.
     """
     url = f"http://127.0.0.1:{port}"
     named = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "ALL_PROXY": url, "NO_PROXY": _NO_PROXY}
-    java = " ".join(f"-D{kind}.proxyHost=127.0.0.1 -D{kind}.proxyPort={port}" for kind in ("http", "https"))
+    options = [f"-D{kind}.proxyHost=127.0.0.1 -D{kind}.proxyPort={port}" for kind in ("http", "https")]
+    through = f"ssh -o ProxyCommand='bash -c \"$RUNNER_SSH_CONNECT\" - {port} %h %p'"
     return {
         **named,
         **{name.lower(): value for name, value in named.items()},
         "NODE_USE_ENV_PROXY": "1",
-        "JAVA_TOOL_OPTIONS": java,
+        "JAVA_TOOL_OPTIONS": " ".join((*options, *java)),
+        **({"GIT_SSH_COMMAND": through, "RUNNER_SSH_CONNECT": _CONNECT} if ssh else {}),
     }
 
 
-async def _trust(workspace: Workspace, certificates: bytes) -> dict[str, str]:
-    """Write certificates inside, with those that the workspace has, and return the variables that lead there."""
-    if not certificates:
-        return {}
-    done = await workspace.run(["sh", "-c", _WRITE, "sh", _BUNDLE], stdin=certificates)
-    if not done.exit.ok:
-        raise ProviderFailed(f"certificates cannot be written inside: sh {done.exit}")
-    return dict.fromkeys(_BUNDLE_VARIABLES, _BUNDLE)
+async def _write_trust(workspace: Workspace, trust: Trust | None) -> tuple[dict[str, str], list[str]]:
+    """Write certificates inside, with those that the workspace has; return the variables and Java's options that lead
+    there.
+    """
+    if trust is None:
+        return {}, []
+    for path, content, script in ((_BUNDLE, trust.certificates, _WRITE + _ADD_OWN), (_STORE, trust.java, _WRITE)):
+        done = await workspace.run(["sh", "-c", script, "sh", path], stdin=content)
+        if not done.exit.ok:
+            raise ProviderFailed(f"certificates cannot be written inside: sh {done.exit}")
+    return dict.fromkeys(_BUNDLE_VARIABLES, _BUNDLE), [
+        f"-Djavax.net.ssl.trustStore={_STORE}",
+        "-Djavax.net.ssl.trustStoreType=PKCS12",
+        "-Djavax.net.ssl.trustStorePassword=changeit",
+    ]

@@ -139,7 +139,9 @@ async def inside(certificate: Path, *injections: Injection, trusted: bool = True
                 await session.serve(stream)
 
         services.start_soon(trio.serve_listeners, serve, listeners)
-        yield Inside(listeners[0].socket.getsockname()[1], session.trust, told)
+        trust = session.trust
+        assert trust is not None
+        yield Inside(listeners[0].socket.getsockname()[1], trust.certificates, told)
 
 
 def bearer(seen: Seen, **more: object) -> Injection:
