@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import ssl
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from ipaddress import ip_address
 
@@ -14,12 +17,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization.pkcs12 import PBES, PKCS12Certificate, serialize_java_truststore
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from runner.core.hosts import is_address
 from runner.ports.network import Trust
 
-STORE_PASSWORD = "changeit"  # what Java assumes; the store holds certificates only
+_STORE_PASSWORD = b"changeit"  # what Java assumes; the store holds certificates only
+_ROUNDS = 1000  # of deriving a key from it, which keeps nothing secret
 _EARLIER = timedelta(hours=1)  # clocks of virtual machines differ
 _VALID = timedelta(days=30)
 

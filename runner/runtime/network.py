@@ -22,8 +22,8 @@ _NO_PROXY = "localhost,127.0.0.1,::1"
 _BUNDLE = "/dev/shm/network/certificates.pem"  # in memory on every provider that has a guest
 _STORE = "/dev/shm/network/certificates.p12"
 SSH_PORT = 22
-# Leads standard input and output through the proxy at port $1 to the host $2 and its port $3. bash and cat are where ssh
-# is; what speaks SOCKS5, or CONNECT, as an option of its own is not.
+# Leads standard input and output through the proxy at port $1 to the host $2 and its port $3. bash and cat are where
+# ssh is; programs that speak SOCKS5 or CONNECT are not.
 _CONNECT = r"""exec 3<>"/dev/tcp/127.0.0.1/$1" && printf 'CONNECT %s:%s HTTP/1.0\r\n\r\n' "$2" "$3" >&3
 IFS= read -r answer <&3
 while IFS= read -r line <&3 && [ "${#line}" -gt 1 ]; do :; done
