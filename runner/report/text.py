@@ -1,4 +1,4 @@
-"""Report of a run for people: how it ended, in what isolation, each step, and where everything is."""
+"""Report of a run for people: how it ended, in what isolation, size, each step, and where everything is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.events.events import AgentCommitsImported
 from runner.events.record import ClusterUse, HostUse, RunRecord, StepRecord
-from runner.report.format import MARKS, brief, commands, duration, isolation, open_network, stop_stage, usage
+from runner.report.format import MARKS, brief, commands, duration, isolation, open_network, size, stop_stage, usage
 from runner.report.run_files import blamed
 from runner.triage.budget import sizes
 
@@ -105,6 +105,17 @@ def network_line(uses: Collection[HostUse]) -> str:
         named = _named([f"{one.place} {one.refusal}" if one.place else "" for one in refused])
         text += f"; {sum(one.connections for one in refused)} refused{named}"
     return text
+
+
+def uses_of(record: RunRecord) -> list[HostUse]:
+    """Return the hosts that commands reached, the most used first, and then those that were refused."""
+    return sorted(record.network.values(), key=lambda one: (one.refusal is not None, *_most(one)))
+
+
+def traffic(use: HostUse) -> str:
+    """Say what went to and came from a host, or why it was refused."""
+    text = f"refused: {use.refusal}" if use.refusal else f"{size(use.sent_bytes)} out, {size(use.received_bytes)} in"
+    return text + (f", {plural(use.requests, 'request')} with {use.credential}" if use.requests else "")
 
 
 def _named(places: Sequence[str]) -> str:

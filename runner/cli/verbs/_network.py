@@ -16,9 +16,9 @@ FORMS = ("text", "json")
 def show(record: RunRecord, form: str, out: Output) -> None:
     from runner.core.codec import plain
     from runner.core.sanitize import sanitize
-    from runner.report.text import WIDEST
+    from runner.report.text import WIDEST, uses_of
 
-    uses = sorted(record.network.values(), key=lambda one: (one.refusal is not None, -one.connections, one.place))
+    uses = uses_of(record)
     if form == "json":
         out.json(plain(uses))
         return
@@ -27,12 +27,9 @@ def show(record: RunRecord, form: str, out: Output) -> None:
 
 
 def _lines(uses: list[HostUse]) -> Iterator[str]:
-    from runner.core.plural import plural
-    from runner.report.format import size
+    from runner.report.text import traffic
 
     if not uses:
         yield "no connection, and none was refused"
     for one in uses:
-        how = f"refused: {one.refusal}" if one.refusal else f"{size(one.sent_bytes)} out, {size(one.received_bytes)} in"
-        how += f", {plural(one.requests, 'request')} with {one.credential}" if one.requests else ""
-        yield f"{one.connections:>6}  {one.place or '(others)':<40}  {how:<32}  {one.origin}".rstrip()
+        yield f"{one.connections:>6}  {one.place or '(others)':<40}  {traffic(one):<32}  {one.origin}".rstrip()

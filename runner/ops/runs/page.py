@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import trio
@@ -41,11 +41,12 @@ from runner.triage.references import Reference, fault_in, references
 PAGE = "index.html"
 _OUTPUT = (2_000, 256 << 10)  # lines and characters of what an agent says; of another step, less is ever returned
 _PATCH = (5_000, 512 << 10)
-_PATCH_BYTES = 16 << 20
+_PATCH_LINE = 1 << 20  # bytes that are read as one
 _COMMANDS = 500
 _FILES = 500
 _CITED = 200  # references whose lines are shown
-_CITED_BYTES = 16 << 20
+_CITED_BYTES = 16 << 20  # of one file in a commit
+_CITED_ROOM = 64 << 20  # characters of all files that are looked into
 _LINES = 40  # of one
 _AROUND = 2  # lines before and after
 _WIDE = 500  # characters of a cited line
@@ -76,9 +77,12 @@ def _read(stored: StoredRun, settings: Settings, *, archived: bool) -> RunConten
 def _actions(record: RunRecord, header: Header) -> Iterator[tuple[str, str]]:
     if record.status is Status.RUNNING:
         yield "follow it", f"runner runs attach {record.id}"
-    elif record.status is Status.LOST or record.left_behind:
+        return
+    if record.status is Status.LOST or record.left_behind:
         yield "save its work and clean up", f"runner recover {record.id}"
-    elif header.incident is not None:
+    if record.status is Status.LOST:
+        return
+    if header.incident is not None:
         yield from triage.actions(record, header, str(header.incident))
     else:
         yield from progress.actions(record)
@@ -94,7 +98,8 @@ def _patch(record: RunRecord, directory: Path) -> Excerpt:
         return Excerpt()
     try:
         with open(open_beneath(directory, record.saved_work.patch), "rb") as file:
-            return start_of(file.read(_PATCH_BYTES).decode(errors="replace").split("\n"), *_PATCH)
+            lines = iter(partial(file.readline, _PATCH_LINE), b"")
+            return start_of((line.decode(errors="replace").removesuffix("\n") for line in lines), *_PATCH)
     except FileNotFoundError:
         return Excerpt()
 
@@ -121,23 +126,28 @@ class _Sources:
 
 
 def _cited(report: str, sources: _Sources) -> Iterator[CitedLines]:
+    room = _CITED_ROOM
     for number, reference in enumerate(references(report)[:_CITED], start=1):
-        right = (text for text in sources.texts(reference.path) if fault_in(reference, text) is None)
-        if (text := next(right, None)) is not None:
-            yield _lines(reference, text, f"lines-{number}")
+        for text in sources.texts(reference.path):
+            room -= len(text)
+            if room < 0:
+                return
+            if fault_in(reference, text) is None:
+                yield _lines(reference, text, f"lines-{number}")
+                break
 
 
 def _lines(reference: Reference, text: str, id: str) -> CitedLines:
     lines = text.removesuffix("\n").split("\n")
-    cited = {number for first, last in reference.lines for number in range(first, last + 1)}
+    ranges = [range(first, last + 1) for first, last in reference.lines]
+    cited = frozenset(islice(chain.from_iterable(ranges), _LINES))
     near = {number + by for number in cited for by in range(-_AROUND, _AROUND + 1)}
-    shown = sorted(number for number in near if 1 <= number <= len(lines))
     return CitedLines(
         id=id,
         place=reference.text,
-        lines=[(number, lines[number - 1][:_WIDE]) for number in shown[:_LINES]],
-        cited=frozenset(cited & {*shown[:_LINES]}),
-        omitted=len(cited - {*shown[:_LINES]}),
+        lines=[(number, lines[number - 1][:_WIDE]) for number in sorted(near) if 1 <= number <= len(lines)],
+        cited=cited,
+        omitted=max(0, sum(map(len, ranges)) - _LINES),
     )
 
 

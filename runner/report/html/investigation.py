@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from runner.core.sanitize import escape_unprintable
+from runner.core.sanitize import escape_unprintable, sanitize
 from runner.triage.references import places
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def render_report(report: str, links: Mapping[str, str]) -> Markup:
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    parser = MarkdownIt("commonmark", {"html": False, "linkify": False}).enable("table")
-    source = "\n".join(line[:_WIDEST] for line in report[:MOST].splitlines())
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    source = "\n".join(sanitize(line.expandtabs(4), _WIDEST) for line in report[:MOST].splitlines())
     tokens = list(_harmless(parser.parse(source), links))
     return Markup(parser.renderer.render(tokens, parser.options, {}))  # it has escaped all of it
 
@@ -50,7 +50,7 @@ def _harmless(tokens: Sequence[Token], links: Mapping[str, str]) -> Iterator[Tok
         token.attrs = {name: value for name, value in token.attrs.items() if name == "start"}
         token.info = ""
         if token.type in ("fence", "code_block"):
-            token.content = "\n".join(map(escape_unprintable, token.content.expandtabs().split("\n")))
+            token.content = "\n".join(map(escape_unprintable, token.content.split("\n")))
         if token.type == "heading_open":
             level = min(int(token.tag[1]) + _ABOVE, level + 1, 6)
         if token.type in ("heading_open", "heading_close"):

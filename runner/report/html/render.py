@@ -42,7 +42,9 @@ def _environment() -> Environment:
     style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     found.globals |= {"style": Markup(style), "style_digest": f"sha256-{digest}", "MARKS": words.MARKS}  # ours
-    found.filters |= {name: getattr(words, name) for name in ("brief", "cost", "count", "duration", "limits", "size")}
+    found.filters |= {
+        name: getattr(words, name) for name in ("brief", "cost", "count", "duration", "limits", "open_network")
+    }
     found.filters |= {"plural": lambda items, noun: plural(len(items), noun), "moment": _moment}
     return found
 

@@ -12,7 +12,7 @@ from runner.report import compare, progress, text
 from runner.report.format import commands
 from runner.report.html.diff import files_of
 from runner.report.html.excerpt import Excerpt
-from runner.report.html.investigation import CitedLines, render_report
+from runner.report.html.investigation import MOST, CitedLines, render_report
 from runner.report.html.render import render
 from runner.report.run_files import Account, blamed
 from runner.report.triage import Result, conclusions
@@ -62,6 +62,7 @@ def render_run(contents: RunContents) -> str:
         commands_line=commands(record.commands) if record.commands is not None else "",
         diff=files_of(contents.patch.lines),
         bars=_bars(record),
+        most=MOST,
         conclusions=[*conclusions(contents.result.report or "")],
         investigation=render_report(contents.result.report, links) if contents.result.report else "",
     )

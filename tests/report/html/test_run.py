@@ -100,6 +100,15 @@ def test_a_run_has_a_page_at_every_point_of_its_way(end: list[Event]) -> None:
         assert "<h2>Evidence</h2>" in render_run(contents)
 
 
+def test_an_open_network_is_said_before_all_else() -> None:
+    contents = ordinary()
+    contents.account.record.open_network = ("setup",)
+
+    assert '<header>\n<p class="banner">NETWORK OPEN: setup may reach every public host</p>\n<h1>' in render_run(
+        contents
+    )
+
+
 def test_several_runs_stand_beside_each_other_with_how_each_ended() -> None:
     page = Page(
         render_comparison([account(good(), name="work.a", run="r1"), account(bad("<b>"), name="work.b", run="r2")])
