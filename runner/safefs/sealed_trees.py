@@ -54,17 +54,20 @@ def _open_entry(name: str | Path, directory: int | None, found: os.stat_result) 
 
 def seal(top: Path) -> Seal:
     """Return the seal of a tree, whose own name and place do not matter. Raises ``OSError``."""
-    lines: list[str] = []
+    parts: list[str] = []
     files = size = 0
     for fd, entries in walk(top):
-        above = os.fstat(fd).st_ino
+        lines: list[str] = []
         for entry in entries:
             found = entry.stat(follow_symlinks=False)
             link = os.readlink(entry.name, dir_fd=fd) if stat.S_ISLNK(found.st_mode) else ""
-            state = found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-            lines.append(f"{above} {state} {entry.name!r} {link!r}")
+            times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
+            lines.append(f"{entry.name}\0{link}\0{found.st_mode} {found.st_size} {times} {found.st_ino}")
             if stat.S_ISREG(found.st_mode):
                 files += 1
                 size += found.st_size
-    lines.sort()
-    return Seal(sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest(), files, size)
+        lines.sort()
+        parts.append("\0".join([str(os.fstat(fd).st_ino), *lines]))
+    parts.sort()
+    text = "\0\0".join(parts).encode("utf-8", "surrogateescape")
+    return Seal(sha256(text).hexdigest(), files, size)

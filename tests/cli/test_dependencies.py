@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import socket
+import tarfile
 import zipfile
+from base64 import b64encode
 from collections.abc import Iterator
+from hashlib import sha256, sha512
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -13,8 +18,10 @@ from threading import Thread
 import pytest
 
 from tests.support import dockerd
+from tests.support.needs import GO, NPM
 from tests.support.situations import REPO, Project, commit, step, until, write_files
 
+AS_ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
 THERE = "127.0.0.2"  # programs reach 127.0.0.1 without a proxy
 MADE = """
   - run: {run}
@@ -34,16 +41,44 @@ FETCH = (
 )
 
 
+MODULE = "/go/example.org/pad/@v/v1.0.0"
+PAD = {"go.mod": "module example.org/pad\n", "pad.go": 'package pad\n\nconst Pad = "padded"\n'}
+APP = {
+    "go.mod": "module example.org/app\n\ngo 1.19\n\nrequire example.org/pad v1.0.0\n",
+    "app_test.go": """package app
+
+import (
+	"testing"
+
+	"example.org/pad"
+)
+
+func TestPad(t *testing.T) {
+	if pad.Pad != "padded" {
+		t.Fatal()
+	}
+}
+""",
+}
+
+
+def _sum(files: dict[str, str]) -> str:
+    """The hash that a `go.sum` has of files."""
+    lines = [f"{sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items())]
+    return f"h1:{b64encode(sha256(''.join(lines).encode()).digest()).decode()}"
+
+
 class Index(ThreadingHTTPServer):
     """A package index with one wheel; ``asked`` are the paths that were asked for."""
 
     def __init__(self) -> None:
-        super().__init__((THERE, 0), Handler)
+        super().__init__(("0.0.0.0", 0), Handler)
         self.asked: list[str] = []
+        self.host = THERE
 
     @property
     def place(self) -> str:
-        return f"{THERE}:{self.server_port}"
+        return f"{self.host}:{self.server_port}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -52,7 +87,15 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked.append(self.path)
         name = "left_pad-1.0-py3-none-any.whl"
-        body = {"/simple/left-pad/": f'<a href="/{name}">{name}</a>'.encode(), f"/{name}": _wheel(), "/data": b"data"}
+        body = {
+            "/simple/left-pad/": f'<a href="/{name}">{name}</a>'.encode(),
+            f"/{name}": _zip(WHEEL),
+            "/data": b"data",
+            "/left-pad.tgz": _package(),
+            f"{MODULE}.info": b'{"Version": "v1.0.0"}',
+            f"{MODULE}.mod": PAD["go.mod"].encode(),
+            f"{MODULE}.zip": _zip(PAD, "example.org/pad@v1.0.0/"),
+        }
         self.send_response(200 if self.path in body else 404)
         self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/zip")
         self.send_header("Content-Length", str(len(body.get(self.path, b""))))
@@ -63,14 +106,19 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def _wheel() -> bytes:
+WHEEL = {
+    "left_pad.py": "pad = 'padded'\n",
+    "left_pad-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: left-pad\nVersion: 1.0\n",
+    "left_pad-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "left_pad-1.0.dist-info/RECORD": "",
+}
+
+
+def _zip(files: dict[str, str], prefix: str = "") -> bytes:
     file = io.BytesIO()
-    about = "left_pad-1.0.dist-info"
-    with zipfile.ZipFile(file, "w") as wheel:
-        wheel.writestr("left_pad.py", "pad = 'padded'\n")
-        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: left-pad\nVersion: 1.0\n")
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", "")
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(f"{prefix}{name}", text)
     return file.getvalue()
 
 
@@ -155,9 +203,15 @@ def test_pip_installs_for_init_and_the_runs_make_no_connection(project: Project,
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("provider", ["local", "docker", pytest.param("gvisor", marks=dockerd.GVISOR.mark)])
-def test_tree_and_home_are_given_on_each_provider(project: Project, index: Index, repo: Path, provider: str) -> None:
+@pytest.mark.parametrize(
+    ("provider", "within"),
+    [("local", ()), ("local", AS_ORDINARY), ("docker", ()), pytest.param("gvisor", (), marks=dockerd.GVISOR.mark)],
+)
+def test_tree_and_home_are_given_on_each_provider(
+    project: Project, index: Index, repo: Path, provider: str, within: tuple[str, ...]
+) -> None:
     """What agents write there is thrown away, also in the home, and is no part of their work."""
+    project.within = within
     script = "cat lib/data ~/.cache/deep/data && echo more > lib/data && touch ~/.cache/deep/more"
     run = f"{FETCH}; mkdir -p ~/.cache/deep && cp lib/data ~/.cache/deep"
     manifest(project, index, run, "lib, ~/.cache/deep", script, provider=provider)
@@ -270,3 +324,76 @@ def test_what_grows_beyond_the_disk_limit_is_ended_and_not_kept(project: Project
 
     assert (done.code, step(record, "dependencies")["outcome"]["reason"]) == (1, "disk")
     assert layers(project) == []
+
+
+@pytest.mark.nightly
+def test_a_resumed_run_has_its_dependencies_and_another_lock_file_starts_it_anew(
+    project: Project, index: Index, repo: Path
+) -> None:
+    manifest(project, index, FETCH, "lib", "cat lib/data")
+    project.edit('commands: [{run: "cat lib/data"}]', "commands: [{run: 'cat lib/data; false'}]")
+    assert project.apply()[0].code == 1
+    project.edit("cat lib/data; false", "cat lib/data")
+
+    assert project.runner("resume", "last").code == 0
+    again = project.record()
+    assert step(again, "agent")["reused"]
+    assert project.logs("verify") == "data"
+    assert index.asked == ["/data"]
+
+
+def _own_address() -> str:
+    """One of this host that is no loopback address, to which go takes no proxy."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+
+
+@pytest.mark.nightly
+@GO.mark
+def test_go_modules_are_kept_in_the_home(project: Project, index: Index, repo: Path) -> None:
+    whole = {f"example.org/pad@v1.0.0/{name}": text for name, text in PAD.items()}
+    sums = {"v1.0.0": _sum(whole), "v1.0.0/go.mod": _sum({"go.mod": PAD["go.mod"]})}
+    write_files(repo, {**APP, "go.sum": "".join(f"example.org/pad {of} {hash}\n" for of, hash in sums.items())})
+    commit(repo)
+    index.host = _own_address()
+    manifest(project, index, "GOPROXY=http://{place}/go go mod download", "~/go/pkg/mod", "go test ./...")
+    project.edit("from: [requirements.txt]", "from: [go.mod, go.sum]")
+    project.edit("network:", "toolchains: [go]\n    network:")
+
+    for _ in range(2):
+        project.succeed()
+    assert [path for path in index.asked if path.endswith(".zip")] == [f"{MODULE}.zip"]
+
+
+@pytest.mark.nightly
+@NPM.mark
+def test_npm_installs_for_init_from_its_registry(project: Project, index: Index) -> None:
+    """As npm is configured on this host, from a registry of its own."""
+    tests = {"name": "app", "version": "1.0.0", "scripts": {"test": "node -e \"require('left-pad')\""}}
+    package = {**tests, "dependencies": {"left-pad": "1.0.0"}}
+    integrity = f"sha512-{b64encode(sha512(_package()).digest()).decode()}"
+    locked = {"version": "1.0.0", "resolved": f"http://{index.place}/left-pad.tgz", "integrity": integrity}
+    lock = {**tests, "lockfileVersion": 3, "packages": {"": package, "node_modules/left-pad": locked}}
+    files = {"package.json": json.dumps(package), "package-lock.json": json.dumps(lock), ".gitignore": "node_modules\n"}
+    write_files(project.folder, files)
+    commit(project.folder)
+    project.env["npm_config_registry"] = f"http://{index.place}/"
+
+    begun = project.runner("init", timeout=120)
+    records = [project.succeed() for _ in range(2)]
+
+    assert begun.code == 0, begun.out + begun.err
+    assert "network: {dependencies: {allow: [npm]}}" in (project.folder / ".runner" / "agent.runner.yaml").read_text()
+    assert "/left-pad.tgz" in index.asked
+    assert [record["network"] for record in records] == [[], []]
+
+
+def _package() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, text in (("package.json", '{"name": "left-pad", "version": "1.0.0"}'), ("index.js", "")):
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return gzip.compress(file.getvalue(), mtime=0)
