@@ -74,6 +74,11 @@ class NetworkSpec(Struct, frozen=True):
     def __str__(self) -> str:
         return "open" if self.open else ", ".join(map(str, self.rules)) or "none"
 
+    def pinned(self) -> object:
+        """Return all that decides what commands reach, without where it is written; ``None`` without a network."""
+        rules = sorted((str(rule), rule.private) for rule in self.rules)
+        return [self.open, rules, self.environment] if self else None
+
     def rule_for(self, host: str, port: int) -> NetworkRule | None:
         """Return the rule that allows most of a canonical host and a port."""
         found = max((rule for rule in self.rules if rule.allows(host, port)), key=lambda r: r.private, default=None)

@@ -186,10 +186,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
                 kind: {name: {"sha256": file.sha256, "size": file.size} for name, file in files.items()}
                 for kind, files in self.files.items()
             },
-            "networks": {
-                tool: [sorted((str(rule), rule.private) for rule in one.rules), one.environment]
-                for tool, one in self.networks.items()
-            },
+            "networks": {tool: one.pinned() for tool, one in self.networks.items()},
         }
         return {name: value for name, value in found.items() if value}
 

@@ -6,13 +6,14 @@ import json
 import os
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from tests.support import dockerd
 from tests.support.needs import program
-from tests.support.situations import Project
+from tests.support.situations import REPO, Project, git
 
 # Not 127.0.0.1, which programs reach without a proxy, and which inside is the workspace's own.
 THERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
@@ -42,9 +43,16 @@ except OSError:
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Says hello; of a path with a bare repository it has the files."""
+
     def do_GET(self) -> None:
         body = f"hello {self.path} {self.headers['Host']}".encode()
-        self.send_response(200)
+        there = True
+        if "remote.git" in self.path:
+            file = Path(self.path.partition("?")[0])
+            there = file.is_file()
+            body = file.read_bytes() if there else b""
+        self.send_response(200 if there else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -166,6 +174,27 @@ def test_a_tool_installs_from_where_this_machine_has_it_do_so(project: Project, 
     record = project.succeed()
 
     assert sum(one["connections"] for one in record["network"] if one["refusal"] is None) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-13", only="local")
+def test_git_fetches_from_the_remotes_of_the_repository(project: Project, repository: Path, port: int) -> None:
+    git(project.folder, "clone", "-q", "--bare", "repo", "remote.git")
+    git(project.folder / "remote.git", "update-server-info")
+    remote = f"http://{THERE}:{port}{project.folder}/remote.git"
+    git(repository, "remote", "add", "origin", remote)
+    project.script(
+        f"git fetch -q {remote} main && git rev-parse FETCH_HEAD\ngit ls-remote http://{ELSEWHERE}:{port}/ || true",
+        workspace=f"{REPO}\nnetwork: {{agent: {{allow: [git]}}}}",
+    )
+
+    record = project.succeed()
+
+    assert project.logs("agent").strip() == git(repository, "rev-parse", "HEAD")
+    assert {(one["place"], one["refusal"]) for one in record["network"]} == {
+        (f"{THERE}:{port}", None),
+        (f"{ELSEWHERE}:{port}", "not-allowed"),
+    }
 
 
 def test_a_look_at_what_is_reached_opens_every_step_as_far_as_policies_let_it(project: Project) -> None:

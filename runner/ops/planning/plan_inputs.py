@@ -17,7 +17,7 @@ from runner.events.record import RunRecord
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult, Request
 from runner.plan.keys import Keys, parts
-from runner.plan.model import RunPlan, Step, network_of
+from runner.plan.model import RunPlan, Step
 from runner.ports.provider import Probe
 from runner.spec.model import CommitFact, Facts
 
@@ -101,8 +101,6 @@ def keys_of(plan: RunPlan, facts: Facts, outputs: Mapping[str, object]) -> Keys:
                 given["secrets"] = [(secret.name, secret.as_file) for secret in step.secrets]
             if step.injected:
                 given["injected"] = [str(injection) for injection in step.injected]
-            if registries := network_of(step).environment:
-                given["registries"] = registries
             values = {**versions, **module.inputs(step.body), **seen, **given, "network": step.network}
             keys[step.id] = parts(values)
     return keys

@@ -44,7 +44,7 @@ BODY = AgentBody
 
 def inputs(body: AgentBody) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
-    seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan}
+    seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan, "hosts": body.network.pinned()}
     return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen}
 
 

@@ -29,7 +29,8 @@ BODY = PostHookBody
 
 
 def inputs(body: PostHookBody) -> dict[str, object]:
-    return {"commands": body.commands, "env": body.env, "mounts": body.mount_plan}
+    seen = {"mounts": body.mount_plan, "hosts": body.network.pinned()}
+    return {"commands": body.commands, "env": body.env, **seen}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:

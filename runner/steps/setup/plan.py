@@ -32,7 +32,8 @@ def command_words(command: Command) -> str:
 
 
 def inputs(body: SetupBody) -> dict[str, object]:
-    return {"commands": body.commands, "on_failure": body.may_fail, "mounts": body.mount_plan}
+    seen = {"mounts": body.mount_plan, "hosts": body.network.pinned()}
+    return {"commands": body.commands, "on_failure": body.may_fail, **seen}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:

@@ -34,6 +34,7 @@ def inputs(body: VerifyBody) -> dict[str, object]:
         "files": (verify.required, verify.forbidden),
         "report": verify.report,
         "outputs": body.outputs,
+        "hosts": body.network.pinned(),
         "toolchains": (body.mount_plan.toolchains, body.mount_plan.environment, body.mount_plan.dependencies),
     }
 
