@@ -69,7 +69,7 @@ test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(SUITE) -n 3 -m 'not nightly' --check-scenarios claims
+	$(SUITE) -n 4 -m 'not nightly' --check-scenarios claims
 
 nightly:
 	@$(PYTHON) tests/support/components.py --nightly

@@ -49,7 +49,7 @@ GREET = document(
     "AgentType", "greeter", f"agent: greeter\nworkspace: {{enabled: true, providers: [boxed], {REPO}}}"
 ) + document("IncidentRun", "greet", "agent_type: greeter\nprompt: Hello.").join(["---\n", ""])
 ROOT = Path(runner.__file__).parents[1]
-PROVIDER = "own_status or 127 or separate or listen or stop_stage or nonce or cannot_be_seen"
+PROVIDER = "own_status or nonce or cannot_be_seen"
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ KEYS = {"claude": "TRI-12", "codex": "TRI-13", "gemini": "TRI-14", "goose": "BEY
     ("name", "provider"),
     [
         *(pytest.param(name, "local", marks=pytest.mark.scenario(scenario)) for name, scenario in KEYS.items()),
-        *((name, "docker") for name in KEYS),
+        *(pytest.param(name, "docker", marks=() if name == "claude" else pytest.mark.nightly) for name in KEYS),
     ],
 )
 async def test_each_cli_investigates_an_incident_and_writes_its_report(

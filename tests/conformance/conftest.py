@@ -189,6 +189,7 @@ BY_DAY = {  # of these kinds; the rest is for the night
         "test_connections_to_the_workspace_s_own_loopback_are_served_from_outside",
     },
     **dict.fromkeys((PODMAN, ROOTLESS), FEW),
+    PROCESS: (ALWAYS - _HOST_GAPS.keys()) | {"test_a_signal_is_told_from_success"},
     # They share a class: volumes, mirrored trees and what a daemon does are what is particular here.
     VOLUMES: (ALWAYS - _VOLUME_GAPS.keys())
     | {
@@ -258,7 +259,6 @@ def _by_night(kind: str, name: str, module: ModuleType) -> list[pytest.MarkDecor
     """Checks that are known to fail are for the night as well: there one that passes is heard of soon enough."""
     late = name not in BY_DAY[kind] if kind in BY_DAY else kind in getattr(module, "BY_NIGHT", ())
     late |= kind == FAKE and name not in FAKE_PASSES
-    late |= kind == PROCESS and name in _HOST_GAPS
     return [pytest.mark.nightly] if late else []
 
 

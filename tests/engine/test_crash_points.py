@@ -220,8 +220,8 @@ def assert_nothing_of_docker(home: Path) -> None:
 def test_a_run_that_is_killed_at_any_append_is_recovered_whole(
     crashing: Crashing, point: str, all_of_them: bool
 ) -> None:
-    """By day each append of the real run is the last at one point or another, of the fake's every third."""
-    stride = 1 if all_of_them else 3 if crashing.provider == "local" else 9
+    """By day every second append of the real run is the last at one point or another, of the fake's every sixth."""
+    stride = 1 if all_of_them else 6 if crashing.provider == "local" else 18
     for at in range(1, commits(crashing) + 1)[POINTS.index(point) * stride // 3 :: stride]:
         assert kill_and_recover(crashing, point, at), at
 
@@ -240,7 +240,7 @@ def test_a_run_that_is_killed_while_it_falls_back_is_recovered_whole(crashing: C
 @pytest.mark.parametrize(
     ("crashing", "stride"),
     [
-        pytest.param("docker", 4, id="some"),
+        pytest.param("docker", 8, id="some"),
         pytest.param("docker", 1, marks=pytest.mark.nightly, id="all"),
     ],
     indirect=["crashing"],
@@ -255,7 +255,7 @@ def test_a_run_in_containers_that_is_killed_anywhere_is_recovered_whole(crashing
 @pytest.mark.slow
 @pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["some", "all"])
 def test_a_recovery_that_is_killed_at_any_append_is_done_by_the_next(crashing: Crashing, all_of_them: bool) -> None:
-    stride = 1 if all_of_them else {"fake": 7, "local": 13}[crashing.provider]
+    stride = 1 if all_of_them else {"fake": 14, "local": 26}[crashing.provider]
     ended = commits(crashing, AGENT_ENDED)
     for point in POINTS:
         number = 1
@@ -302,7 +302,7 @@ def test_what_could_not_be_removed_is_named_and_done_by_a_later_recovery(crashin
 @pytest.mark.parametrize(
     ("crashing", "stride"),
     [
-        pytest.param("fake", 17, id="some"),
+        pytest.param("fake", 34, id="some"),
         pytest.param("fake", 2, marks=pytest.mark.nightly, id="many"),
         pytest.param("local", 5, marks=pytest.mark.nightly, id="local"),
     ],
@@ -312,7 +312,7 @@ def test_a_resumed_run_that_is_killed_anywhere_is_resumed_again_and_its_agent_no
     crashing: Crashing, stride: int
 ) -> None:
     verifying = commits(crashing, '"type": "StepStarted", "step": "verify"')
-    for point in ("after",) if stride == 17 else POINTS:
+    for point in ("after",) if stride == 34 else POINTS:
         at, reached = 1, True
         while reached:
             home = crashing.home()
@@ -351,7 +351,7 @@ def recover_command(home: Path) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
-@pytest.mark.parametrize("stride", [32, pytest.param(1, marks=pytest.mark.nightly)], ids=["some", "all"])
+@pytest.mark.parametrize("stride", [64, pytest.param(1, marks=pytest.mark.nightly)], ids=["some", "all"])
 def test_a_write_that_fails_loses_and_doubles_no_end(
     crashing: Crashing, fault: str, lasting: bool, stride: int
 ) -> None:

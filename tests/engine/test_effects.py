@@ -75,6 +75,7 @@ def test_a_run_that_is_killed_at_some_effects_is_recovered_whole(crashing: Crash
         assert kill_at(crashing, number), number
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("crashing", ["docker"], indirect=True)
 def test_what_was_handed_over_to_a_daemon_is_taken_back_whenever_the_runner_dies(crashing: Crashing) -> None:
     """Between the mounts and the container, of which nothing said that they were there."""

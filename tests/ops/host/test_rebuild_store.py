@@ -92,6 +92,7 @@ LOSSES = {
     "a flipped bit": flip,
     "a broken page": break_page,
 }
+BY_DAY = ("missing", "an older copy")
 
 
 @pytest.fixture
@@ -105,7 +106,10 @@ def ran(project: Project) -> Project:
     return project
 
 
-@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize(
+    "lose",
+    [pytest.param(lose, id=id, marks=() if id in BY_DAY else pytest.mark.nightly) for id, lose in LOSSES.items()],
+)
 def test_no_evidence_goes_with_the_store_and_a_rebuilt_one_knows_all(
     ran: Project, lose: Callable[[Project], None]
 ) -> None:
@@ -232,7 +236,10 @@ def test_an_older_store_removes_no_workspace_that_was_finished_since(project: Pr
     assert project.runner("workspace", "destroy", "--discard", id).code == 0
 
 
-@pytest.mark.parametrize("left", ["work.patch", "run.json", "output", "logs/agent.stdout"])
+@pytest.mark.parametrize(
+    "left",
+    ["work.patch", *(pytest.param(left, marks=pytest.mark.nightly) for left in ("run.json", "output", "logs/x"))],
+)
 def test_a_directory_with_evidence_and_no_events_is_left_alone(ran: Project, left: str) -> None:
     stray = state(ran) / "runs" / "abc"
     (stray / "logs").mkdir(parents=True)
