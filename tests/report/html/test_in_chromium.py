@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +22,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.nightly, CHROMIUM.mark]
 
+QUICKSTART = Path(__file__).parents[3] / "manifests" / "quickstart"
+PLAN = [sys.executable, "-m", "runner", "plan", "--offline", str(QUICKSTART), "--output", "html"]
 PAGES: dict[str, Callable[[], str]] = {
     "ordinary": lambda: render_run(ordinary()),
     "hostile": lambda: render_run(hostile(60, 100_000)),
     "many events": lambda: render_run(hostile(10_000, 10_000_000)),
+    "plan": lambda: subprocess.check_output(PLAN, text=True, env={"HOME": "/nonexistent"}),
     "several": lambda: render_comparison([account(good()), account(bad("<b>"), name="other", run="r2")]),
 }
 PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "device_scale_factor": 2}
@@ -68,7 +73,7 @@ def show(browser: Browser, folder: Path) -> Iterator[Callable[..., Page]]:
 
 @AXE.mark
 @pytest.mark.parametrize("how", [{}, {"color_scheme": "dark"}, PHONE], ids=["light", "dark", "phone"])
-@pytest.mark.parametrize("name", ["ordinary", "hostile", "several"])
+@pytest.mark.parametrize("name", ["ordinary", "hostile", "plan", "several"])
 def test_axe_finds_nothing(show: Callable[..., Page], name: str, how: dict[str, Any]) -> None:
     page = show(name, **how)
     page.evaluate((components.AXE / "axe.min.js").read_text())
