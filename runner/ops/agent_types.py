@@ -35,7 +35,7 @@ from runner.core.settings import Settings, limit, parse_cpus, parse_disk, parse_
 from runner.events.events import WarningIssued
 from runner.ops.host.state import make_home
 from runner.ops.planning.facts import unknown_provider
-from runner.ops.tools import unknown_tools
+from runner.ops.tools import ToolName, unknown_tools
 from runner.ops.tools._sandbox import run_command
 from runner.ops.workspaces.exec import protected_paths
 from runner.ops.workspaces.workspace_lease import HeldWorkspace
@@ -71,7 +71,7 @@ class WorkspaceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     repo_source: Source = Source()
     checkout_on_start: Annotated[bool, Meta(description="`false` starts with an empty workspace.")] = True
     base_image: Annotated[str, Meta(description="The system that commands see.")] | None = None
-    tools: tuple[str, ...] | None = None
+    tools: tuple[ToolName, ...] | None = None
     resource_limits: Resources = Resources()
     setup_commands: Annotated[
         tuple[str, ...],

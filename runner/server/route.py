@@ -14,6 +14,7 @@ from runner.core.errors import BadRequest, OutOfScope
 from runner.ops.host.tokens import StoredToken
 from runner.ops.workspaces.tools import KeptWorkspaces
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+from runner.server.provider_health import ProviderHealth
 from runner.server.running import Running
 
 BASE = "/api/v1"
@@ -25,6 +26,7 @@ class Server(Struct, eq=False, kw_only=True):
     env: WorkspaceEnv
     kept: KeptWorkspaces
     running: Running
+    health: ProviderHealth
     manifests: Path | None
     hosts: frozenset[str]
     stopping: trio.Event

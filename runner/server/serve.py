@@ -27,13 +27,15 @@ from runner.ops.workspaces.tools import KeptWorkspaces
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
 from runner.server.border import App
 from runner.server.openapi import document
+from runner.server.provider_health import ProviderHealth
 from runner.server.route import BASE, Call, Route, Server
-from runner.server.routes import agent_types, health, runs, tools, workspaces
+from runner.server.routes import agent_types, health, providers, runs, tools, workspaces
 from runner.server.running import Running
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 REAP_SECONDS = 60.0  # between looks for expired workspaces
 DRAIN = 30.0  # seconds that requests get at the end
+BACKLOG = 1024  # connections that wait to be accepted
 SOCKET = "server.sock"  # in the home
 _UNIX = "unix:"
 _LONGEST = 107  # bytes of a socket's path
@@ -75,6 +77,7 @@ async def serve(
         config.alpn_protocols = ["http/1.1"]
         config.accesslog = config.errorlog = None
         config.include_server_header = False
+        config.backlog = BACKLOG
         config.graceful_timeout = options.drain_seconds
         async with open_workspace_env(settings, advise) as env:
             hosts = LOOPBACK | {options.listen.rpartition(":")[0].strip("[]")} | {*options.hosts}
@@ -84,6 +87,7 @@ async def serve(
                     env=env,
                     kept=KeptWorkspaces(env, services),
                     running=Running(env, services),
+                    health=ProviderHealth(settings),
                     manifests=options.manifests,
                     hosts=hosts,
                     stopping=stopping,
@@ -108,7 +112,7 @@ async def _maintain(env: WorkspaceEnv) -> None:
 
 def routes() -> tuple[Route, ...]:
     """Return every route of a server."""
-    found = (*health.ROUTES, *workspaces.ROUTES, *tools.ROUTES, *runs.ROUTES, *agent_types.ROUTES)
+    found = (*health.ROUTES, *workspaces.ROUTES, *tools.ROUTES, *runs.ROUTES, *agent_types.ROUTES, *providers.ROUTES)
 
     async def _document(call: Call) -> dict[str, Any]:
         return described

@@ -7,11 +7,15 @@ every provider, and no link leads them out. A path is relative to the workspace,
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
+
+from msgspec import Meta
 
 from runner.core.errors import UnknownTool
 from runner.core.sanitize import excerpt
 
 TOOLS = ("bash", "read", "write", "edit", "glob", "grep", "git")
+ToolName = Annotated[str, Meta(extra_json_schema={"enum": list(TOOLS)})]
 
 
 def unknown_tools(names: Iterable[str]) -> UnknownTool | None:

@@ -15,6 +15,7 @@ from runner.core.model import DEFAULT_PROJECT, Limits
 from runner.core.sanitize import excerpt
 from runner.events.events import WarningIssued
 from runner.ops import agent_types
+from runner.ops.tools import ToolName
 from runner.ops.workspaces import workspaces as ws
 from runner.ops.workspaces.leases import LeaseState, lease_of, list_leases
 from runner.ops.workspaces.workspaces import WorkspaceOptions
@@ -86,7 +87,7 @@ class NewWorkspace(Struct, kw_only=True, forbid_unknown_fields=True):
     provider: Annotated[str, Meta(description="Exactly this one, with no fallback.")] | None = None
     image: Annotated[str, Meta(description="The system that commands see.")] | None = None
     persistent: Annotated[bool, Meta(description="Never expires.")] = False
-    tools: Annotated[list[str], Meta(description="The tools that may be called in it; default: all.")] | None = None
+    tools: Annotated[list[ToolName], Meta(description="Those that may be called in it; default: all.")] | None = None
 
 
 class WorkspaceListing(Struct, kw_only=True):
