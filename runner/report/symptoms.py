@@ -21,7 +21,8 @@ _MODULE = re.compile(
     r"|cannot load such file -- (?P<ruby>\S+)"
 )
 _BRING = "put it into an image (`base_image`) or a directory of this host (`toolchains`); `runner init` looks for them"
-_FETCH = "let a command of `dependencies` fetch it (`network: {dependencies: {allow: [HOST]}}`)"
+_FETCH = "let a command of `dependencies` fetch it (`network: {{dependencies: {{allow: [{}]}}}}`)"
+_TOOLS = {"pip": "No matching distribution|pip", "npm": "npm", "cargo": "crates.io", "go": "proxy.golang.org"}
 
 
 def symptom(lines: Sequence[str], message: str, *, offline: bool) -> tuple[str, str] | None:
@@ -31,7 +32,8 @@ def symptom(lines: Sequence[str], message: str, *, offline: bool) -> tuple[str, 
     """
     text = "\n".join(lines)
     if offline and _NETWORK.search(text):
-        return "it asked the network, and its workspace has none", f"{_FETCH}, or {_BRING}"
+        hosts = next((tool for tool, sign in _TOOLS.items() if re.search(sign, text)), "HOST")
+        return "it asked the network, and its workspace has none", f"{_FETCH.format(hosts)}, or {_BRING}"
     if found := _MODULE.search(text):
         return f"`{_name(found)}` is not in the workspace: what git ignores is not cloned", _BRING
     if found := _PROGRAM.search(text):

@@ -33,6 +33,7 @@ from runner.safefs.safe_open import open_directory, open_path
 from runner.safefs.sealed_trees import Seal, SpecialFile, open_to_all, seal
 from runner.spec.model import DependencySpec
 
+MOST_FILES = 500_000  # of a layer: each of them is looked at whenever it is given
 _FORMAT = 1
 _RECORD = "layer.json"
 _SYSTEM = Path("/etc/os-release")
@@ -106,6 +107,8 @@ class Layer(Struct, frozen=True):
         except SpecialFile as special:
             raise NotKept(f"`{special}` is neither a file, a directory nor a link") from special
         record = LayerRecord(by=by, keep=tuple(keep), seals=tuple(map(seal, Layer(half)._places(keep))))
+        if (files := sum(one.files for one in record.seals)) > MOST_FILES:
+            raise NotKept(f"it has {files:,} files of at most {MOST_FILES:,}")
         with (half / _RECORD).open("xb") as file:
             file.write(encode(record))
             file.flush()

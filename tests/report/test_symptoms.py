@@ -61,3 +61,10 @@ def test_a_program_that_is_not_there_is_known_by_its_exit_status() -> None:
 @pytest.mark.parametrize("printed", OTHERS)
 def test_an_ordinary_failure_has_no_symptom(printed: str) -> None:
     assert symptom([printed], "exited 1", offline=True) is None
+
+
+@pytest.mark.parametrize("tool", ["pip", "npm", "cargo", "go"])
+def test_the_remedy_names_the_hosts_of_the_tool(tool: str) -> None:
+    found = symptom(NETWORK[tool].splitlines(), "exited 1", offline=True)
+    assert found is not None
+    assert f"network: {{dependencies: {{allow: [{tool}]}}}}" in found[1]

@@ -95,6 +95,12 @@ def test_what_cannot_be_kept_leaves_no_layer(tmp_path: Path, fill: Callable[[Pat
     assert not layer.is_there()
 
 
+def test_a_layer_of_too_many_files_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.runtime.dependency_layers.MOST_FILES", 1)
+    with pytest.raises(NotKept, match="it has 2 files of at most 1"):
+        Layer(tmp_path / "kept" / "a").keep(installation(tmp_path), KEEP, "run1")
+
+
 def _linked(path: Path) -> None:
     path.rename(path.with_name("real"))
     path.symlink_to("real")

@@ -38,8 +38,7 @@ BODY = DependenciesBody
 
 
 def inputs(body: DependenciesBody) -> dict[str, object]:
-    seen = {"files": body.files, "mounts": body.mount_plan}
-    return {"commands": body.commands, **seen}
+    return {"commands": body.commands, "files": body.files, "mounts": body.mount_plan}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
