@@ -13,11 +13,11 @@ import shutil
 import tomllib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from typing import TypeVar
+from urllib.parse import urlsplit
 
 import trio
-from msgspec import Struct
+from msgspec import Struct, convert, field
 
 from runner.core.errors import BadValue
 from runner.core.hosts import NetworkRule, NetworkSpec, canonical_host
@@ -27,12 +27,75 @@ LIMIT = 256 << 10  # bytes of a file of the repository
 _SECONDS = 20.0
 _PORTS = {"http": 80, "https": 443, "ssh": 22, "git": 9418}
 _SCP = re.compile(r"(?:[^@/:]+@)?([^/:@]{2,}):(?!//)")
+_USER = re.compile(r"(?<=://)[^/?#]*@")
 _APT = re.compile(r"^deb(?:-src)?\s+(?:\[[^\]]*\]\s+)?(\S+)", re.MULTILINE)
 _PYPI = ("https://pypi.org", "https://files.pythonhosted.org")
 _NPM = "https://registry.npmjs.org/"
 _INDEX = re.compile(r"^\s*(?:-i|--index-url|--extra-index-url|-f|--find-links)[ =]+(\S+)", re.MULTILINE)
 
+F = TypeVar("F")
 Read = Callable[[str], Awaitable[bytes | None]]
+
+
+class _Index(Struct):
+    url: str
+    default: bool = False
+
+
+class _UvPip(Struct, rename="kebab"):
+    index_url: str | None = None
+
+
+class _Uv(Struct, rename="kebab"):
+    """The part of uv's configuration that names hosts."""
+
+    index: list[_Index] = []
+    index_url: str | None = None
+    extra_index_url: list[str] = []
+    find_links: list[str] = []
+    pip: _UvPip = field(default_factory=_UvPip)
+
+    @property
+    def main(self) -> str | None:
+        """Return the index that takes the place of PyPI."""
+        return next((one.url for one in self.index if one.default), None) or self.index_url or self.pip.index_url
+
+    @property
+    def more(self) -> list[str]:
+        named = [one.url for one in self.index if not one.default]
+        return [*named, *self.extra_index_url, *self.find_links]
+
+
+class _Tool(Struct):
+    uv: _Uv = field(default_factory=_Uv)
+
+
+class _Project(Struct):
+    tool: _Tool = field(default_factory=_Tool)
+
+
+class _Source(Struct):
+    registry: str = ""
+    git: str = ""
+
+
+class _Registry(Struct):
+    index: str = ""
+
+
+class _Cargo(Struct):
+    """The part of cargo's configuration that names hosts."""
+
+    source: dict[str, _Source] = {}
+    registries: dict[str, _Registry] = {}
+
+    @property
+    def urls(self) -> list[str]:
+        """Return where sources and registries are."""
+        return [
+            *(one.registry or one.git for one in self.source.values()),
+            *(one.index for one in self.registries.values()),
+        ]
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -66,13 +129,13 @@ class Look(Struct, frozen=True, kw_only=True):
         """Return a file of the repository."""
         return (await self.read(name) or b"").decode(errors="replace")
 
-    async def toml(self, name: str) -> dict[str, Any]:
-        return _toml(await self.text(name), name)
+    async def toml(self, form: type[F], name: str) -> F:
+        return _toml(form, await self.text(name), name)
 
-    def own_toml(self, *places: str) -> dict[str, Any]:
+    def own_toml(self, form: type[F], *places: str) -> F:
         """Return the first of some files of this host that is there."""
-        found = (path for path in map(Path, places) if path.is_absolute() and path.is_file())
-        return next((_toml(path.read_text(errors="replace"), str(path)) for path in found), {})
+        path = next((path for path in map(Path, places) if path.is_absolute() and path.is_file()), None)
+        return _toml(form, path.read_text(errors="replace") if path is not None else "", str(path))
 
 
 class _Set:
@@ -136,34 +199,19 @@ async def _pip(look: Look, found: _Set) -> None:
 async def _uv(look: Look, found: _Set) -> None:
     variables = look.variables
     base = variables.get("XDG_CONFIG_HOME") or f"{variables.get('HOME', '')}/.config"
-    mine = look.own_toml(variables.get("UV_CONFIG_FILE", ""), f"{base}/uv/uv.toml", "/etc/uv/uv.toml")
-    theirs = await look.toml("uv.toml") or (await look.toml("pyproject.toml")).get("tool", {}).get("uv", {})
-    file = "uv.toml or pyproject.toml"
-    named = variables.get("UV_DEFAULT_INDEX") or variables.get("UV_INDEX_URL") or _uv_default(mine)
-    their_index = _uv_default(theirs)
-    if named is None and their_index is None:
+    mine = look.own_toml(_Uv, variables.get("UV_CONFIG_FILE", ""), f"{base}/uv/uv.toml", "/etc/uv/uv.toml")
+    own_file = await look.toml(_Uv, "uv.toml")
+    theirs = own_file if own_file != _Uv() else (await look.toml(_Project, "pyproject.toml")).tool.uv
+    named = variables.get("UV_DEFAULT_INDEX") or variables.get("UV_INDEX_URL") or mine.main
+    if named is None and theirs.main is None:
         found.add(_PYPI, default=True)
     index = found.add([named]) if named else []
-    extra = found.add(
-        [*(variables.get("UV_INDEX") or variables.get("UV_EXTRA_INDEX_URL") or "").split(), *_uv_extra(mine)]
-    )
-    found.add_theirs([*([their_index] if their_index else []), *_uv_extra(theirs)], file)
-    if index and their_index is None:
+    extra = found.add([*(variables.get("UV_INDEX") or variables.get("UV_EXTRA_INDEX_URL") or "").split(), *mine.more])
+    found.add_theirs([*([theirs.main] if theirs.main else []), *theirs.more], "uv.toml or pyproject.toml")
+    if index and theirs.main is None:
         found.environment["UV_DEFAULT_INDEX"] = index[0]
     if extra:
         found.environment["UV_INDEX"] = " ".join(extra)
-
-
-def _uv_default(config: Mapping[str, Any]) -> str | None:
-    """Return the index that takes the place of PyPI."""
-    first = next((one["url"] for one in config.get("index", ()) if one.get("default")), None)
-    index: str | None = first or config.get("index-url") or config.get("pip", {}).get("index-url")
-    return index
-
-
-def _uv_extra(config: Mapping[str, Any]) -> list[str]:
-    named = [one["url"] for one in config.get("index", ()) if not one.get("default")]
-    return [*named, *config.get("extra-index-url", ()), *config.get("find-links", ())]
 
 
 async def _npm(look: Look, found: _Set) -> None:
@@ -196,21 +244,15 @@ async def _go(look: Look, found: _Set) -> None:
 
 async def _cargo(look: Look, found: _Set) -> None:
     home = look.variables.get("CARGO_HOME") or f"{look.variables.get('HOME', '')}/.cargo"
-    mine = look.own_toml(f"{home}/config.toml", f"{home}/config")
-    theirs = await look.toml(".cargo/config.toml")
-    found.add(_cargo_urls(mine))
-    found.add_theirs(_cargo_urls(theirs), ".cargo/config.toml")
-    if not any("crates-io" in config.get("source", {}) for config in (mine, theirs)):
+    mine = look.own_toml(_Cargo, f"{home}/config.toml", f"{home}/config")
+    theirs = await look.toml(_Cargo, ".cargo/config.toml")
+    found.add(mine.urls)
+    found.add_theirs(theirs.urls, ".cargo/config.toml")
+    if not {"crates-io"} & {*mine.source, *theirs.source}:
         found.add(["https://index.crates.io", "https://static.crates.io"], default=True)
-    for name, registry in mine.get("registries", {}).items():
-        if _place(index := str(registry.get("index", ""))):
-            found.environment[f"CARGO_REGISTRIES_{name.upper().replace('-', '_')}_INDEX"] = _public(index)
-
-
-def _cargo_urls(config: Mapping[str, Any]) -> list[str]:
-    """Return where sources and registries are."""
-    sources = [one.get("registry") or one.get("git") for one in config.get("source", {}).values()]
-    return [url for url in (*sources, *(one.get("index") for one in config.get("registries", {}).values())) if url]
+    for name, registry in mine.registries.items():
+        if _place(registry.index):
+            found.environment[f"CARGO_REGISTRIES_{name.upper().replace('-', '_')}_INDEX"] = _public(registry.index)
 
 
 async def _apt(look: Look, found: _Set) -> None:
@@ -235,24 +277,23 @@ _TOOLS = {"apt": _apt, "cargo": _cargo, "git": _git, "go": _go, "npm": _npm, "pi
 
 def _place(url: str) -> tuple[str, int] | None:
     """Return the host and port of a URL, or of git's ``HOST:PATH``; ``None`` for what is on this host."""
-    parts = urlsplit(url.removeprefix("sparse+").removeprefix("registry+"))
-    if parts.scheme in _PORTS:
-        try:
+    try:
+        parts = urlsplit(url.removeprefix("sparse+").removeprefix("registry+"))
+        if parts.scheme in _PORTS:
             return parts.hostname or "", parts.port or _PORTS[parts.scheme]
-        except ValueError:
-            return "", 0
+    except ValueError:
+        return "", 0
     found = _SCP.match(url) if "://" not in url else None
     return (found[1], 22) if found else None
 
 
 def _public(url: str) -> str:
     """Return a URL without its user and password."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if "://" in url else url
+    return _USER.sub("", url, count=1)
 
 
-def _toml(text: str, name: str) -> dict[str, Any]:
+def _toml(form: type[F], text: str, name: str) -> F:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadValue(f"`{name}` cannot be read: {error}") from error
+        return convert(tomllib.loads(text), form)
+    except (ValueError, RecursionError) as error:
+        raise BadValue(f"`{name}` cannot be read: {excerpt(str(error))}") from error

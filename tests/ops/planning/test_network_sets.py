@@ -168,8 +168,17 @@ async def test_the_hosts_of_git_are_those_of_the_remotes_of_a_directory(tmp_path
 
 @pytest.mark.parametrize(
     ("tool", "files"),
-    [("cargo", {".cargo/config.toml": "= 1"}), ("npm", {".npmrc": "registry=https://0x7f000001/"})],
-    ids=["a broken file", "a host that may be read in two ways"],
+    [
+        ("cargo", {".cargo/config.toml": "= 1"}),
+        ("cargo", {".cargo/config.toml": "source = 'crates-io'"}),
+        ("uv", {"pyproject.toml": "tool = 1"}),
+        ("uv", {"uv.toml": "[[index]]\nname = 'no url'"}),
+        ("uv", {"uv.toml": f"index = {'[' * 100_000}"}),
+        ("npm", {".npmrc": "registry=https://0x7f000001/"}),
+        ("npm", {".npmrc": "registry=https://${HOST}/"}),
+        ("git", {".gitmodules": "url = https://[::1/x"}),
+    ],
+    ids=["a broken file", "text", "a number", "no URL", "too deep", "a host in hexadecimal", "a variable", "brackets"],
 )
 async def test_configuration_that_cannot_be_read_is_an_error(
     tmp_path: Path, tool: str, files: Mapping[str, str]
