@@ -27,7 +27,9 @@ SSH_PORT = 22
 _CONNECT = r"""exec 3<>"/dev/tcp/127.0.0.1/$1" && printf 'CONNECT %s:%s HTTP/1.0\r\n\r\n' "$2" "$3" >&3
 IFS= read -r answer <&3
 while IFS= read -r line <&3 && [ "${#line}" -gt 1 ]; do :; done
-case $answer in *" 200 "*) cat <&3 & exec cat >&3 ;; *) cat <&3 >&2; exit 1 ;; esac"""
+case $answer in *" 200 "*) ;; *) cat <&3 >&2; exit 1 ;; esac
+cat <&3 & trap "kill $! 2>/dev/null" EXIT; trap exit HUP TERM
+cat >&3"""
 # What a workspace trusts has its place from each distribution's own package.
 _WRITE = 'set -e; mkdir -p "${1%/*}"; rm -f "$1"; cat > "$1"'
 _ADD_OWN = """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from runner.network import exchange, proxy_client
 from runner.network.exchange import Limits
 from runner.network.proxy import open_egress
 from runner.ports.network import MAX_REPORTED, EgressConnection
+from runner.runtime.network import proxy_variables
 
 LIMITS = Limits()
 NO_REACH: Mapping[str, str] = {}
@@ -430,3 +434,26 @@ async def test_a_proxy_that_does_not_speak_http_is_an_error_at_once() -> None:
     with pytest.raises(UsageError, match="`ALL_PROXY` is not a proxy that speaks HTTP"):
         async with house("a.test", reach={"ALL_PROXY": "socks5://127.0.0.1:1"}):
             pass
+
+
+async def test_ssh_goes_through_by_the_variables_of_git(tmp_path: Path) -> None:
+    """As far as the key of a real server, whose name the proxy resolved; who logs in is not ours to try."""
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    server = ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-h", str(key), "-o", "ListenAddress=127.0.0.1"]
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    async with open_services() as services, house(f"a.test:{port}") as inside:
+        daemon = partial(trio.run_process, [*server, "-p", str(port)], check=False, stderr=subprocess.DEVNULL)
+        services.start_soon(daemon)
+        git = proxy_variables(inside.proxy, ssh=True)
+        options = f"-o StrictHostKeyChecking=accept-new -o UserKnownHostsFile={tmp_path}/known -o BatchMode=yes"
+        for host, told in (("a.test", None), ("b.test", NetworkRefusal.NOT_ALLOWED)):
+            command = f"{git['GIT_SSH_COMMAND']} {options} -p {port} {host} true"
+            run = partial(trio.run_process, ["sh", "-c", command], env={**os.environ, **git}, check=False)
+            done = await run(capture_stderr=True)
+            assert (await inside.last()).refusal is told
+            inside.told.clear()
+    assert b"is not among the hosts" in done.stderr
+    assert key.with_suffix(".pub").read_text().split()[1] in (tmp_path / "known").read_text()

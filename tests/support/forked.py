@@ -28,6 +28,7 @@ from typing import IO
 
 import runner
 from runner.core import plugins
+from runner.core.errors import RunnerError
 
 _REQUEST = 1 << 20  # bytes
 _LIBRARIES = ("docker", "dulwich.client", "h11", "jinja2.sandbox")
@@ -118,8 +119,9 @@ def load_everything() -> None:
         if not found.name.startswith(("runner.__main__", "runner.guest.build", "runner.testing")):
             try:
                 module = import_module(found.name)
-            except ModuleNotFoundError as error:
-                if (error.name or "").startswith("runner"):
+            except (ModuleNotFoundError, RunnerError) as error:
+                missing = error.__cause__ if isinstance(error, RunnerError) else error
+                if not isinstance(missing, ModuleNotFoundError) or (missing.name or "").startswith("runner"):
                     raise
                 continue  # of a library that is not installed: who needs it says so
             if found.ispkg:
