@@ -45,18 +45,9 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
 
-    def trust(self, known: Sequence[bytes]) -> Trust:
-        """Return what commands have to trust: this authority, and ``known`` ones in DER."""
-        certificates = [self._certificate, *_readable(known)]
-        algorithm = (
-            PrivateFormat.PKCS12.encryption_builder()
-            .kdf_rounds(_ROUNDS)
-            .key_cert_algorithm(PBES.PBESv2SHA256AndAES256CBC)
-            .hmac_hash(hashes.SHA256())
-            .build(_STORE_PASSWORD)
-        )
-        store = serialize_java_truststore([PKCS12Certificate(one, None) for one in certificates], algorithm)
-        return Trust(b"".join(one.public_bytes(Encoding.PEM) for one in certificates), store)
+    @property
+    def der(self) -> bytes:
+        return self._certificate.public_bytes(Encoding.DER)
 
     def server_context(self, host: str) -> ssl.SSLContext:
         """Return the server's end of TLS for a canonical host. It speaks HTTP/1.1 only."""
@@ -97,6 +88,20 @@ class Authority:
             .not_valid_before(self._from)
             .not_valid_after(self._until)
         )
+
+
+def trust_in(known: Sequence[bytes]) -> Trust:
+    """Return certificates in the forms that programs take, given in DER."""
+    certificates = [*_readable(known)]
+    algorithm = (
+        PrivateFormat.PKCS12.encryption_builder()
+        .kdf_rounds(_ROUNDS)
+        .key_cert_algorithm(PBES.PBESv2SHA256AndAES256CBC)
+        .hmac_hash(hashes.SHA256())
+        .build(_STORE_PASSWORD)
+    )
+    store = serialize_java_truststore([PKCS12Certificate(one, None) for one in certificates], algorithm)
+    return Trust(b"".join(one.public_bytes(Encoding.PEM) for one in certificates), store)
 
 
 def _readable(known: Sequence[bytes]) -> Iterator[x509.Certificate]:

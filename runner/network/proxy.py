@@ -96,9 +96,12 @@ class _Session:
 
     @property
     def trust(self) -> Trust | None:
-        if self._authority is None:
+        if self._authority is None and not self._way.own_certificates:
             return None
-        return self._authority.trust(self._way.certificates().get_ca_certs(binary_form=True))
+        from runner.network.authority import trust_in
+
+        own = [self._authority.der] if self._authority is not None else []
+        return trust_in([*own, *self._way.certificates().get_ca_certs(binary_form=True)])
 
     def close(self) -> None:
         """End the connections that are still served, and report those that were only counted."""

@@ -62,7 +62,9 @@ class Trust(Struct, frozen=True):
 class EgressSession(Protocol):
     @property
     def trust(self) -> Trust | None:
-        """Return what commands have to trust for hosts that get a credential; ``None`` if there are none."""
+        """Return what commands have to trust: for hosts that get a credential, and what this host trusts if it was told
+        so; ``None`` without either.
+        """
 
     async def serve(self, connection: Connection) -> None:
         """Serve one connection to its end, or until the session is closed. Raises what the connection raises."""
