@@ -9,7 +9,7 @@ from runner.core.hosts import NetworkSpec
 from runner.core.model import IsolationClass
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.load import Document
-from runner.manifest.network import STEPS, HostList, hosts_of, networks_of
+from runner.manifest.network import STEPS, TOOLS, HostList, hosts_of, networks_of
 from runner.spec.model import PolicyFile, PolicySpec, RunFacts
 from runner.spec.repository import OwnPolicy, dropped, read_own, with_own
 from runner.spec.select import Selected
@@ -94,7 +94,10 @@ def network_faults(
     for policy in policies:
         for step, network in wanted.items():
             ceiling = policy.network[step] if policy.network is not None else None
-            if ceiling is None or not (beyond := network.excess(ceiling)):
+            if ceiling is None:
+                continue
+            beyond = [one for one in network.excess(ceiling) if one not in TOOLS]  # whose hosts nobody asked for
+            if not beyond:
                 continue
             at = selected.agent_type.place("workspace", "network", step)
             found[policy.name, at] = NetworkForbidden(

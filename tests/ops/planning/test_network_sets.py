@@ -217,6 +217,13 @@ def test_a_set_is_pinned_and_a_ceiling_is_not_raised_by_the_repository(project: 
     assert (code, "does not allow network theirs.test:443" in told) == (3, True), told
 
 
+def test_a_ceiling_is_not_compared_with_hosts_that_nobody_asked_for(project: Project) -> None:
+    project.script("true", workspace="network: {allow: [npm]}", policy="network: {allow: [npm.test]}")
+
+    assert project.runner("plan", ".", "--offline").code == 0
+    assert project.runner("plan", ".").errors == ["policy.network"]
+
+
 def test_no_name_of_a_tool_is_a_teams(project: Project) -> None:
     project.script("true", workspace="network: {allow: [npm]}")
     (project.folder / "npm.runner.yaml").write_text(
