@@ -112,7 +112,6 @@ BY_HOST = {  # what only a look outside can show
     "policy.untrusted",
 }
 ELSEWHERE = {
-    "plugin.broken": "a distribution is installed that is broken",
     "agent.cli-missing": "what a host or an image has",
     "agent.sub-runner": "what a sub-runner prints",
     "cli.": "what a command line says",
@@ -141,6 +140,7 @@ ELSEWHERE = {
     "plan.over-cost": "what a command line says",
     "plan.stale": "what changed since a plan was made",
     "plan.unreadable": "what a file that is no manifest holds",
+    "plugin.broken": "a distribution is installed that is broken",
     "policy.protected-link": "what a checkout holds",
     "pool.kept": "who else keeps workspaces warm",
     "pool.none": "what is asked to be kept warm",
@@ -149,7 +149,9 @@ ELSEWHERE = {
     "report.": "what a command line says",
     "run.": "what ran before",
     "secret.": "what an environment, a file or a command holds",
+    "server.": "what a request, a token or a listener is",
     "store.": "what the journal holds",
+    "tool.": "what a tool is asked for",
     "triage.": "what a command line says, what an incident or a cluster holds",
     "workspace.": "what a workspace holds, and what was done with it",
 }
