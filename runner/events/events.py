@@ -474,11 +474,15 @@ class WorkspaceUsed(Event, frozen=True, tag="WorkspaceUsed"):
 
 
 class ToolCalled(Event, frozen=True, tag="ToolCalled"):
-    """A tool was called in a workspace. ``outcome`` is ``ok``, or the code of what was wrong."""
+    """A tool was called in a workspace. ``outcome`` is ``ok``, or the code of what was wrong.
+
+    ``by`` is the token that it was called with, empty for a command of this host.
+    """
 
     tool: str
     outcome: str
     milliseconds: int
+    by: str = ""
 
 
 class WorkspaceSaved(Event, frozen=True, tag="WorkspaceSaved"):

@@ -26,7 +26,6 @@ from runner.core.errors import (
     SetupIncomplete,
     StoreDamaged,
     UnknownAgentType,
-    nearest,
 )
 from runner.core.ids import BRANCH_HINT, IMAGE_HINT, is_branch, is_image, is_name
 from runner.core.model import Handle, Limits
@@ -126,8 +125,7 @@ def get_agent_type(settings: Settings, name: str) -> AgentType:
             return _read(settings.home / AGENT_TYPES / name)
     except FileNotFoundError:
         pass
-    hint = nearest(name, [one.name for one in list_agent_types(settings)])
-    raise UnknownAgentType(f"there is no agent type `{excerpt(name)}`", hint=hint)
+    raise UnknownAgentType(f"there is no agent type `{excerpt(name)}`")
 
 
 def put_config(settings: Settings, name: str, workspace: WorkspaceConfig, *, version: str) -> AgentType:

@@ -28,6 +28,9 @@ def test_the_life_of_a_workspace(served: Served) -> None:
 
     served.tool(made["id"], "write", file_path="kept", content="work\n")
     used = served.get(path)
+    journal = (served.project.home / "state" / "workspaces" / made["id"] / "events.jsonl").read_text()
+    assert '"tool": "write", "outcome": "ok", ' in journal
+    assert '"by": "tests"' in journal
     assert used["expires_at"] > made["expires_at"]
     assert used["last_used_at"] > made["last_used_at"]
     assert used["lease"]["state"] == "live"
@@ -58,6 +61,15 @@ def test_a_provider_that_is_named_is_the_only_one(project: Project) -> None:
         assert served.refused("POST", "/workspaces", {"provider": "firecracker"})[0] == 400
         assert served.refused("POST", "/workspaces", {"provider": "gvisor", "image": "absent:1"})[0] in (404, 503)
         assert served.get("/workspaces")["workspaces"] == []
+
+
+def test_nothing_is_done_over_http_where_nothing_isolates_it(served: Served) -> None:
+    assert served.refused("POST", "/workspaces", {"provider": "process"}) == (403, "policy.isolation")
+    id = served.project.json("workspace", "create", "--provider", "process")["id"]
+
+    assert served.refused("POST", f"/workspaces/{id}/tools/read", {"file_path": "."}) == (403, "policy.isolation")
+
+    assert served.ask("DELETE", f"/api/v1/workspaces/{id}").status == 200
 
 
 @pytest.mark.scenario("CFG-05", only="http")

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from runner.core.errors import BadDirectory, ProviderUnavailable, UsageError
+from runner.core.errors import BadDirectory, IsolationTooWeak, ProviderUnavailable, UsageError
 from runner.core.ids import IMAGE_HINT, is_image
 from runner.core.model import Feature, Limits
 from runner.core.sanitize import sanitize
@@ -29,6 +29,13 @@ class ChosenProvider(Struct, frozen=True):
     provider: Provider
     probe: Probe
     image: str | None
+
+
+def require_isolation(probe: Probe) -> None:
+    """Raise ``IsolationTooWeak`` for a provider whose commands can do what the user of the runner can."""
+    if not probe.isolation:
+        hint = "use `local`, `docker` or `gvisor`"
+        raise IsolationTooWeak(f"`{probe.provider}` does not isolate what runs in its workspaces", hint=hint)
 
 
 def limits_of(settings: Settings, probe: Probe, given: Limits) -> tuple[Limits, Limits | None]:

@@ -20,6 +20,7 @@ from runner.core.errors import LeaseError, RunnerError, ToolNotEnabled, ToolStop
 from runner.core.nurseries import unwrapping_groups
 from runner.events.events import ToolCalled
 from runner.ops.tools import TOOLS
+from runner.ops.workspaces.create_checks import require_isolation
 from runner.ops.workspaces.exec import protected_paths
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.ops.workspaces.workspaces import own_workspace, require_ready, use_of
@@ -49,7 +50,7 @@ class OpenWorkspace(Struct, eq=False):
     held: HeldWorkspace
     workspace: Workspace
 
-    async def call(self, name: str, arguments: Struct) -> Struct:
+    async def call(self, name: str, arguments: Struct, *, by: str = "") -> Struct:
         """Call a tool and return its result. Raises what it raises; what was begun is written to the journal."""
         begun = trio.current_time()
         outcome = "stopped"
@@ -62,19 +63,26 @@ class OpenWorkspace(Struct, eq=False):
             raise
         finally:
             with trio.CancelScope(shield=True):
-                called = ToolCalled(name, outcome, round((trio.current_time() - begun) * 1000))
+                called = ToolCalled(name, outcome, round((trio.current_time() - begun) * 1000), by)
                 await self.held.write(called, use_of(self.held.env.settings))
         return result
 
 
 @asynccontextmanager
-async def open_for_tools(env: WorkspaceEnv, text: str, command: str) -> AsyncIterator[OpenWorkspace]:
-    """Open a workspace for calls. Raises ``WorkspaceState`` unless it is ready, ``LeaseHeld`` and ``WorkspaceLost``."""
+async def open_for_tools(
+    env: WorkspaceEnv, text: str, command: str, *, isolated: bool = False
+) -> AsyncIterator[OpenWorkspace]:
+    """Open a workspace for calls. Raises ``WorkspaceState`` unless it is ready, ``LeaseHeld`` and ``WorkspaceLost``.
+
+    ``isolated`` raises ``IsolationTooWeak`` for a provider that does not isolate.
+    """
     row = await own_workspace(env, text)
     require_ready(row)
     async with hold(env, row, command) as held:
         require_ready(held.row)
         provider, handle = await held.handle()
+        if isolated:
+            require_isolation(await provider.probe())
         spec = SandboxSpec(protected=await protected_paths(env, held.row))
         async with provider.open(handle, spec) as workspace:
             yield OpenWorkspace(held, workspace)
@@ -97,7 +105,7 @@ class KeptWorkspaces:
         self._kept: dict[str, _Kept] = {}
         self._opening: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
 
-    async def call(self, row: WorkspaceRow, name: str, arguments: Struct) -> Any:
+    async def call(self, row: WorkspaceRow, name: str, arguments: Struct, *, by: str) -> Any:
         """Call a tool in its turn. Raises ``ToolStopped`` when the workspace is closed before the call has ended."""
         require_tool(row, name)
         while True:
@@ -108,14 +116,14 @@ class KeptWorkspaces:
             async with kept.turn:
                 if not kept.closing.is_set():
                     with trio.CancelScope() as kept.work:
-                        return await self._call(kept, name, arguments)
+                        return await self._call(kept, name, arguments, by)
                     message = f"the call of `{name}` was ended: workspace `{row.id}` is being stopped or destroyed"
                     raise ToolStopped(message)
             await kept.closed.wait()
 
-    async def _call(self, kept: _Kept, name: str, arguments: Struct) -> Any:
+    async def _call(self, kept: _Kept, name: str, arguments: Struct, by: str) -> Any:
         try:
-            return await kept.opened.call(name, arguments)
+            return await kept.opened.call(name, arguments, by=by)
         except (LeaseError, WorkspaceLost):
             kept.closing.set()  # the next call opens it anew
             raise
@@ -137,7 +145,7 @@ class KeptWorkspaces:
     async def _keep(self, id: str, *, task_status: trio.TaskStatus[_Kept]) -> None:
         kept: _Kept | None = None
         try:
-            async with open_for_tools(self._env, id, SERVE) as opened:
+            async with open_for_tools(self._env, id, SERVE, isolated=True) as opened:
                 kept = _Kept(
                     opened=opened,
                     turn=trio.Lock(),

@@ -43,7 +43,7 @@ from runner.manifest.repository import FILE, FILE_BYTES
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import agents_file
 from runner.ops.tools import unknown_tools
-from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, status_of
+from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, require_isolation, status_of
 from runner.ops.workspaces.leases import LeaseState, ask_to_end, read_states
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.policy.paths import PathPolicy
@@ -71,6 +71,7 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
 
     ``image`` is the system that its commands see, on providers that have images. ``tools`` are those that may be called
     in it, ``None`` for all. ``limits`` hold instead of the server's defaults, or the provider is refused.
+    ``isolated`` refuses a provider that does not isolate.
     """
 
     path: Path | None = None
@@ -82,6 +83,7 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
     image: str | None = None
     tools: tuple[str, ...] | None = None
     limits: Limits = Limits()
+    isolated: bool = False
 
 
 class RemovedWorkspace(Struct, frozen=True, kw_only=True):
@@ -163,7 +165,7 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions, prepare: Prepare 
     """Make a workspace, ready for use once it is prepared. On failure or cancellation it is removed again.
 
     Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
-    ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
+    ``IsolationTooWeak``, ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
     """
     if options.path is not None and options.url is not None:
         raise UsageError("a workspace is made from a directory or a URL, not both", hint="leave one of them out")
@@ -177,6 +179,8 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions, prepare: Prepare 
     path = adoptable(settings, options.path, rows) if options.path else None
     project = await env.store.project(options.project) if options.project is not None else None
     chosen = await choose_provider(env, options.provider, options.image, adopting=path is not None)
+    if options.isolated:
+        require_isolation(chosen.probe)
     git = env.deps.git
     tip = await git.resolve_url(options.url, branch=options.branch, commit=None) if options.url is not None else None
     on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)

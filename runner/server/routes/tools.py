@@ -15,7 +15,7 @@ from runner.server.routes.workspaces import visible
 def _handler(name: str) -> Callable[[Call], Awaitable[Struct]]:
     async def handle(call: Call) -> Struct:
         row = await visible(call, change=True)
-        result: Struct = await call.server.kept.call(row, name, call.body)
+        result: Struct = await call.server.kept.call(row, name, call.body, by=call.token.name)
         return result
 
     return handle

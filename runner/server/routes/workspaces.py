@@ -174,6 +174,7 @@ async def _create(call: Call) -> Workspace:
         image=body.image,
         persistent=body.persistent,
         tools=None if body.tools is None else tuple(body.tools),
+        isolated=True,
     )
     return await _whole(call, await ws.create(call.server.env, options))
 
@@ -186,7 +187,9 @@ async def _create_of_type(call: Call) -> Workspace:
     if given:
         raise BadRequest(f"`{given[0]}` is what the agent type says", hint="leave one of them out")
     found = agent_types.get_agent_type(env.settings, body.agent_type)
-    options = replace(agent_types.workspace_options(found, body.task), project=body.project, persistent=body.persistent)
+    options = replace(
+        agent_types.workspace_options(found, body.task), project=body.project, persistent=body.persistent, isolated=True
+    )
     prepare = partial(agent_types.set_up, found.workspace.setup_commands)
     return await _whole(call, await ws.create(env, options, prepare))
 

@@ -150,9 +150,9 @@ async def test_a_tool_that_is_not_enabled_is_refused_in_the_words_of_the_documen
     async with trio.open_nursery() as nursery:
         kept = KeptWorkspaces(env, nursery)
         with pytest.raises(RunnerError, match=r"^Tool 'bash' is not enabled for this agent type$") as caught:
-            await kept.call(row, "bash", tool("bash").Arguments(command="true"))
+            await kept.call(row, "bash", tool("bash").Arguments(command="true"), by="ci")
         assert caught.value.http_status == 403
-        assert (await kept.call(row, "read", tool("read").Arguments(file_path="."))).is_dir
+        assert (await kept.call(row, "read", tool("read").Arguments(file_path="."), by="ci")).is_dir
         nursery.cancel_scope.cancel()
 
 
@@ -184,7 +184,7 @@ async def test_a_workspace_is_closed_for_its_end_and_when_nobody_calls(env: Work
 
         async def run(command: str) -> None:
             try:
-                await kept.call(row, "bash", bash(command=command))
+                await kept.call(row, "bash", bash(command=command), by="ci")
                 codes.append("ok")
             except RunnerError as error:
                 codes.append(error.code)
