@@ -19,6 +19,7 @@ from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
     from runner.ports.store import Reader, RunnerRow, Store
+    from runner.store._sql import Store as SqlStore
 
 _ALIASES = {"postgres": "postgresql"}
 
@@ -34,6 +35,15 @@ def open_store(
     scheme, place = _locate(url)
     opened = scheme.open_store(place, entropy=entropy, must_exist=must_exist, runner=runner)
     return cast("AbstractAsyncContextManager[Store]", opened)
+
+
+def open_to_restore(url: str, *, entropy: Callable[[int], bytes]) -> AbstractAsyncContextManager[SqlStore]:
+    """Open a store that can be given what it once had. Raises ``BadStoreUrl``, also for one in memory."""
+    scheme, place = _locate(url)
+    if url == "memory:":
+        raise BadStoreUrl("a store in memory keeps nothing", hint="set RUNNER_DATABASE_URL to another, or unset it")
+    opened = scheme.open_store(place, entropy=entropy)
+    return cast("AbstractAsyncContextManager[SqlStore]", opened)
 
 
 def open_reader(url: str, *, must_exist: bool = False) -> AbstractAsyncContextManager[Reader]:

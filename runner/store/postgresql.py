@@ -41,7 +41,7 @@ except ImportError as error:
 
 POLL = 0.5  # seconds between looks for events of others where nothing is heard of them
 LISTENING_POLL = 5.0  # seconds between looks where they are heard: what was lost with a connection
-OPENING, RECONNECTING = 5.0, 60.0  # seconds that a server may be away at first, and later
+OPENING, RECONNECTING = 3.0, 60.0  # seconds that a server may be away at first, and later
 STATEMENT = 30.0  # seconds until a statement that is not answered ends its connection
 _CONNECTING = "10"  # seconds, of each address
 _LOCKS = 0x6B62  # of advisory locks: a namespace
@@ -394,7 +394,9 @@ class PostgresDatabase:
 
     def version(self, *, must_exist: bool) -> int:
         """Return the schema's number, 0 for none. Raises ``StoreTooNew``, ``StoreTooOld`` and ``StoreDamaged``."""
-        if not self.connection.simple("SELECT to_regclass('kb.meta') IS NOT NULL").fetchone()[0]:
+        # Of the catalogue, since what to_regclass has not found once it may not find for the rest of the session.
+        made = "SELECT EXISTS (SELECT 1 FROM pg_tables WHERE schemaname = 'kb' AND tablename = 'meta')"
+        if not self.connection.simple(made).fetchone()[0]:
             if must_exist:
                 what = f"`{self.name}` has no store, and this home holds what runs have left"
                 raise StoreDamaged(what, hint="add it with `runner store rebuild`")
@@ -421,7 +423,7 @@ class PostgresDatabase:
         session = self.connection
         session.simple(f"SELECT pg_advisory_xact_lock({_LOCKS}, {_MIGRATION})")
         version = self.version(must_exist=False)
-        if not session.simple("SELECT to_regnamespace('kb') IS NOT NULL").fetchone()[0]:
+        if not session.simple("SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = 'kb')").fetchone()[0]:
             session.simple("CREATE SCHEMA kb")
         for script in scripts[version and version + 1 - OLDEST :]:
             session.simple(script)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -13,7 +12,8 @@ import pytest
 import trio
 
 from runner.events.events import LeaseAcquired, LeaseReleased, ResourceIntended, RunStarted, WarningIssued
-from runner.store.sqlite import open_store
+from tests.support.needs import POSTGRES
+from tests.support.store_race import open_at
 
 PROCESSES = 50
 STARTED = RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={}, deadline_seconds=60.0)
@@ -21,12 +21,24 @@ STARTED = RunStarted(name="fix", plan="sha256:1", runner="0.1.0", steps={}, dead
 
 @pytest.mark.slow
 @pytest.mark.scenario("WSM-09")
-@pytest.mark.parametrize("rounds", [20, pytest.param(1_000, marks=pytest.mark.nightly)])
-async def test_of_fifty_processes_one_has_the_workspace_each_time(tmp_path: Path, rounds: int) -> None:
-    path = tmp_path / "state.db"
-    async with open_store(path, now=lambda: 0, entropy=os.urandom) as store:
+@pytest.mark.parametrize(
+    ("scheme", "rounds"),
+    [
+        ("sqlite", 20),
+        pytest.param("sqlite", 1_000, marks=pytest.mark.nightly),
+        pytest.param("postgresql", 3, marks=POSTGRES.mark),
+        pytest.param("postgresql", 200, marks=[POSTGRES.mark, pytest.mark.nightly]),
+    ],
+)
+async def test_of_fifty_processes_one_has_the_workspace_each_time(tmp_path: Path, scheme: str, rounds: int) -> None:
+    url = f"sqlite://{tmp_path / 'state.db'}"
+    if scheme == "postgresql":
+        from tests.support.postgres import fresh_url
+
+        url = fresh_url()
+    async with open_at(url, lambda: 0) as store:
         await store.append("a", [STARTED, ResourceIntended("provision", "workspace", "w", "local")])
-    command = [sys.executable, "-m", "tests.support.store_race", str(path), str(rounds), str(PROCESSES)]
+    command = [sys.executable, "-m", "tests.support.store_race", url, str(rounds), str(PROCESSES)]
 
     done = await trio.run_process(command, capture_stdout=True, cwd=Path(__file__).parents[2], stderr=subprocess.STDOUT)
 
@@ -40,7 +52,7 @@ async def test_of_fifty_processes_one_has_the_workspace_each_time(tmp_path: Path
         assert sum(of_round.values()) == PROCESSES, "each one tried, and nobody wrote with an old lease"
         assert of_round["owner"] + of_round["owner refused"] == 1, number
         assert of_round["held refused"] + of_round["owner refused"] == number % 2
-    async with open_store(path, now=lambda: 0, entropy=os.urandom) as store:
+    async with open_at(url, lambda: 0) as store:
         history = [recorded.event for recorded in await store.workspace_events("w")]
     taken = [event.fence for event in history if isinstance(event, LeaseAcquired)]
     assert all(before < after for before, after in itertools.pairwise(taken))

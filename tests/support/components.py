@@ -43,6 +43,7 @@ PACKAGES = {  # of Debian, by a program or file that it brings
     "npm": "npm",
     "openssl": "openssl",
     "pg_createcluster": "postgresql",
+    "pgbouncer": "pgbouncer",
     "podman": "podman",
     "ps": "procps",
     "qemu-aarch64": "qemu-user",

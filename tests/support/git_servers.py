@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.support.needs import SSHD_PATH
+from tests.support.needs import ADMINISTRATORS_PATH
 
 Answer = Callable[["Handler"], bool]
 
@@ -150,7 +150,7 @@ def free_port() -> int:
 
 @contextmanager
 def sshd(folder: Path) -> Iterator[Sshd]:
-    program = shutil.which("sshd", path=SSHD_PATH)
+    program = shutil.which("sshd", path=ADMINISTRATORS_PATH)
     assert program is not None
     folder.mkdir()
     for name in ("host", "user"):
@@ -173,14 +173,14 @@ def sshd(folder: Path) -> Iterator[Sshd]:
     with subprocess.Popen(
         [program, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
     ) as process:
-        _wait_for(port)
+        wait_for_port(port)
         try:
             yield Sshd(bin, f"ssh://{getpass.getuser()}@127.0.0.1:{port}", config)
         finally:
             process.terminate()
 
 
-def _wait_for(port: int) -> None:
+def wait_for_port(port: int) -> None:
     for _ in range(100):
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -188,4 +188,4 @@ def _wait_for(port: int) -> None:
             time.sleep(0.05)  # another process starts
         else:
             return
-    raise AssertionError("sshd does not listen")
+    raise AssertionError(f"nothing listens on port {port}")

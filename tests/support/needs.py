@@ -21,7 +21,7 @@ from runner.sandbox import cgroup
 from tests.support import components
 
 INSTALL = "sudo make test"
-SSHD_PATH = "/usr/sbin:/usr/local/sbin"  # which is no ordinary user's
+ADMINISTRATORS_PATH = "/usr/sbin:/usr/local/sbin"  # which is no ordinary user's
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,10 @@ MAKE = program("make")
 NPM = program("npm")
 COMPILER = Component("C compiler", _compiler)
 OPENSSL = program("openssl")
+PGBOUNCER = program("pgbouncer", ADMINISTRATORS_PATH)
 POSTGRES = Component("PostgreSQL", _postgres)
 SHELLCHECK = program("shellcheck")
-SSHD = program("sshd", SSHD_PATH)
+SSHD = program("sshd", ADMINISTRATORS_PATH)
 AGENTS = Component("agents' CLIs", _agents, f"{components.COMMAND} --agents")
 KUBECTL = Component("kubectl", _kubectl, f"{components.COMMAND} --kubectl")
 AXE = Component("axe", _axe, f"{components.COMMAND} --axe")

@@ -178,6 +178,18 @@ def checkout(work: Path) -> Iterator[dict[str, str]]:
         yield {"PYTHONPATH": str(work)}
 
 
+@contextmanager
+def postgres(work: Path) -> Iterator[dict[str, str]]:
+    """Two empty databases of PostgreSQL, found by the variables of libpq."""
+    needs.POSTGRES.require()
+    from tests.support.postgres import running
+
+    with running() as server:
+        server.execute("CREATE DATABASE runner")
+        server.execute("CREATE DATABASE second")
+        yield {"PGHOST": "127.0.0.1", "PGPORT": str(server.port), "PGUSER": "postgres"}
+
+
 SITUATIONS: dict[str, Callable[[Path], AbstractContextManager[dict[str, str]]]] = {
     "python-project": python_project,
     "node-project": node_project,
@@ -185,6 +197,7 @@ SITUATIONS: dict[str, Callable[[Path], AbstractContextManager[dict[str, str]]]] 
     "incident": incident,
     "cluster": cluster,
     "checkout": checkout,
+    "postgres": postgres,
 }
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -21,7 +23,8 @@ import trio
 
 from runner.store import open_store
 from tests.support.components import postgres_programs
-from tests.support.git_servers import free_port
+from tests.support.git_servers import free_port, wait_for_port
+from tests.support.needs import ADMINISTRATORS_PATH
 
 _USER = "postgres"
 _TEMPLATE = "runner_template"
@@ -84,21 +87,25 @@ class Server:
         return name
 
 
+@contextmanager
+def running() -> Iterator[Server]:
+    """A server that nobody else uses."""
+    with tempfile.TemporaryDirectory(prefix="runner-tests-postgres-") as folder:
+        made = Server(Path(folder))
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
 @cache
 def server() -> Server:
     """The server of this process, started by the first that asks."""
-    folder = Path(tempfile.mkdtemp(prefix="runner-tests-postgres-"))
-    made = Server(folder)
-    made.start()
-
-    def end() -> None:
-        if os.getpid() == owner:  # and no child that was forked
-            with suppress(subprocess.CalledProcessError):
-                made.stop()
-            shutil.rmtree(folder)
-
+    held = ExitStack()
+    made = held.enter_context(running())
     owner = os.getpid()
-    atexit.register(end)
+    atexit.register(lambda: held.close() if os.getpid() == owner else None)  # else a child that was forked
     return made
 
 
@@ -119,3 +126,76 @@ def _template() -> str:
 def fresh_url() -> str:
     """A store of its own, with its tables."""
     return server().url(server().database(_template()))
+
+
+class Cutter:
+    """A proxy before a server that cuts the connection of a commit, once for each of ``plan``, in turn.
+
+    ``before`` loses what was sent, ``after`` the answer of the server.
+    """
+
+    def __init__(self, server: Server, plan: Sequence[str]) -> None:
+        self._server = server
+        self._plan = [*plan]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.cut: list[str] = []
+
+    def __enter__(self) -> Cutter:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._server.port))
+                silent = threading.Event()
+                threading.Thread(target=self._forward, args=(client, server, silent), daemon=True).start()
+                threading.Thread(target=self._answer, args=(server, client, silent), daemon=True).start()
+
+    def _forward(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
+        with client, server, suppress(OSError):
+            while data := client.recv(65_536):
+                if b"COMMIT" in data and self._plan:
+                    self.cut.append(self._plan.pop(0))
+                    if self.cut[-1] == "before":
+                        client.shutdown(socket.SHUT_RDWR)
+                        return
+                    silent.set()
+                server.sendall(data)
+
+    def _answer(self, server: socket.socket, client: socket.socket, silent: threading.Event) -> None:
+        with suppress(OSError):
+            while data := server.recv(65_536):
+                if silent.is_set():  # the server has answered: what it was to do is done
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(data)
+
+
+@contextmanager
+def pooler(server: Server) -> Iterator[int]:
+    """The port of a pgbouncer that gives each transaction any of two connections."""
+    port, folder = free_port(), server.folder
+    (folder / "users").write_text(f'"{_USER}" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\n* = host=127.0.0.1 port={server.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {folder}/users\n"
+        "pool_mode = transaction\ndefault_pool_size = 2\nmax_client_conn = 100\n"
+    )
+    program = shutil.which("pgbouncer", path=ADMINISTRATORS_PATH)
+    assert program is not None
+    user: dict[str, str] = {"user": _USER, "group": _USER} if os.geteuid() == 0 else {}
+    with subprocess.Popen(
+        [program, str(folder / "pgbouncer.ini")], cwd="/", stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **user
+    ) as process:
+        try:
+            wait_for_port(port)
+            yield port
+        finally:
+            process.terminate()

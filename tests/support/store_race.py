@@ -9,9 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 
 import trio
 
@@ -21,13 +22,13 @@ from runner.events.events import Event, WarningIssued
 from runner.lifecycle.lease import TTL
 from runner.ports.store import Store
 from runner.runtime.lease_holder import Emit, LeaseHolder
-from runner.store.sqlite import open_store
+from runner.store import sqlite
 
 WORKSPACE = "w"
 
 
-async def race(path: Path, rounds: int, start: Barrier, clock: Synchronized[int]) -> None:
-    async with open_store(path, now=lambda: clock.value, entropy=os.urandom) as store:
+async def race(url: str, rounds: int, start: Barrier, clock: Synchronized[int]) -> None:
+    async with open_at(url, lambda: clock.value) as store:
         last: Fence | None = None
         for number in range(rounds):
             start.wait()
@@ -60,6 +61,15 @@ async def run(store: Store, lease_holder: LeaseHolder, last: Fence | None) -> st
     return answer
 
 
+def open_at(url: str, now: Callable[[], int]) -> AbstractAsyncContextManager[Store]:
+    """A store with another clock than its own."""
+    if url.startswith("sqlite:"):
+        return sqlite.open_store(sqlite.place(url), now=now, entropy=os.urandom)
+    from runner.store import postgresql
+
+    return postgresql.open_store(postgresql.place(url), now=now, entropy=os.urandom)
+
+
 def emitting(store: Store, fence: Fence | None) -> Emit:
     """What a holder writes with."""
 
@@ -74,10 +84,10 @@ def tell(number: int, answer: str) -> None:
 
 
 def main() -> None:
-    path, rounds, processes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    url, rounds, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     context = multiprocessing.get_context("fork")
     start, clock = context.Barrier(processes, timeout=60), context.Value("q", 0)
-    racers = [context.Process(target=lambda: trio.run(race, path, rounds, start, clock)) for _ in range(processes)]
+    racers = [context.Process(target=lambda: trio.run(race, url, rounds, start, clock)) for _ in range(processes)]
     for racer in racers:
         racer.start()
     for racer in racers:

@@ -23,7 +23,8 @@ from runner.events.events import Recorded
 from runner.ops.pool.handoff import PLACE
 from runner.ops.runs.unrecorded import started_directories
 from runner.sandbox.directories import find_workspace_traces
-from runner.store.sqlite import exists, open_store, place
+from runner.store import open_to_restore, sqlite
+from runner.store.sqlite import exists, place
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,24 @@ class RebuildResult:
 
 
 async def rebuild_store(settings: Settings) -> RebuildResult:
-    """Rebuild the store. Raises ``StoreTooNew``, ``BadStoreUrl`` for one that is no file, and ``RunUnfinished`` while
-    somebody uses a store that has to be replaced.
+    """Rebuild the store. Raises ``StoreTooNew``, ``BadStoreUrl`` for one in memory, ``RunUnfinished`` while somebody
+    uses a store that has to be replaced. Only a file is replaced: a damaged database is ``StoreDamaged``.
     """
-    path = place(settings.store_url)
-    damage, aside = await _damage(path), None
-    if damage is not None or not exists(path):
-        _require_unused(settings)
-    if damage is not None:
-        aside = await trio.to_thread.run_sync(_put_aside, path)
+    damage = aside = None
+    if settings.store_url.startswith("sqlite:"):
+        path = place(settings.store_url)
+        damage = await _damage(path)
+        if damage is not None or not exists(path):
+            _require_unused(settings)
+        if damage is not None:
+            aside = await trio.to_thread.run_sync(_put_aside, path)
     nonce = _nonce(settings.home)
 
     def entropy(size: int) -> bytes:
         return nonce or secrets.token_bytes(size)
 
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    async with open_store(path, entropy=entropy) as store:
+    async with open_to_restore(settings.store_url, entropy=entropy) as store:
         unread: list[str] = []
         added: dict[str, list[str]] = {"run": [], "workspace": []}
         events = 0
@@ -77,7 +80,7 @@ async def _damage(path: Path) -> str | None:
     if not exists(path):
         return None
     try:
-        async with open_store(path, entropy=bytes, must_exist=True) as store:
+        async with sqlite.open_store(path, entropy=bytes, must_exist=True) as store:
             await store.check()
     except StoreDamaged as error:
         return error.message

@@ -19,13 +19,19 @@ from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ports.store import SlotRow
 from tests.ops.runs.test_recover import AGENT, kill, run_in_agent
 from tests.support.folder_contents import folder
+from tests.support.needs import POSTGRES
 from tests.support.situations import Project, leftovers, until
 
 
-@pytest.fixture
-def hosts(project: Project) -> tuple[Project, Project]:
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=POSTGRES.mark)])
+def hosts(request: pytest.FixtureRequest, project: Project) -> tuple[Project, Project]:
     """Two hosts: what is a lock in the home of one is nothing in that of the other."""
-    url = f"sqlite://{folder(project.home / 'shared') / 'state.db'}"
+    if request.param == "sqlite":
+        url = f"sqlite://{folder(project.home / 'shared') / 'state.db'}"
+    else:
+        from tests.support.postgres import fresh_url
+
+        url = fresh_url()
     project.env["RUNNER_DATABASE_URL"] = url
     project.script(AGENT)
     return project, replace(project, home=folder(project.home / "other"))
@@ -33,8 +39,14 @@ def hosts(project: Project) -> tuple[Project, Project]:
 
 def stop_hearts(project: Project) -> None:
     """Let as much time pass by the store's clock as a dead runner is waited for."""
-    with closing(sqlite3.connect(project.home / "shared" / "state.db")) as store, store:
-        store.execute("UPDATE runners SET heartbeat = heartbeat - ?", (round(DEAD_AFTER * 1e6) + 1,))
+    url, query = project.env["RUNNER_DATABASE_URL"], f"heartbeat = heartbeat - {round(DEAD_AFTER * 1e6) + 1}"
+    if url.startswith("sqlite:"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite://"))) as store, store:
+            store.execute(f"UPDATE runners SET {query}")
+    else:
+        from tests.support.postgres import server
+
+        server().execute(f"UPDATE kb.runners SET {query}", url.rpartition("/")[2])
 
 
 @pytest.mark.slow
