@@ -32,7 +32,7 @@ _numbers = count(1)
 
 
 class Server:
-    """A server on loopback and a Unix socket in ``folder``. ``--no-sync``: none of these tests cuts the power."""
+    """A server on loopback and a Unix socket in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         programs = postgres_programs()
@@ -50,12 +50,13 @@ class Server:
         with (self.folder / "log").open("ab") as log:
             subprocess.run(command, check=True, cwd="/", stdout=log, stderr=log, stdin=subprocess.DEVNULL, **self._user)
 
-    def start(self) -> None:
+    def start(self, *, durable: bool = False) -> None:
+        """Start it; unless ``durable``, what a power cut would lose is not flushed."""
         settings = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": self.folder,
-            "fsync": "off",
+            "fsync": "on" if durable else "off",
             "max_connections": 200,
         }
         options = " ".join(f"-c {name}={value}" for name, value in settings.items())
@@ -88,11 +89,11 @@ class Server:
 
 
 @contextmanager
-def running() -> Iterator[Server]:
+def running(*, durable: bool = False) -> Iterator[Server]:
     """A server that nobody else uses."""
     with tempfile.TemporaryDirectory(prefix="runner-tests-postgres-") as folder:
         made = Server(Path(folder))
-        made.start()
+        made.start(durable=durable)
         try:
             yield made
         finally:
