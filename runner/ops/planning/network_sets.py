@@ -179,12 +179,14 @@ async def find_network_sets(names: Sequence[str], look: Look) -> dict[str, Netwo
 
 
 async def _pip(look: Look, found: _Set) -> None:
-    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}  # later ones win
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}}
     for line in (await look.ask("pip", "config", "list")).splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
         sections.setdefault(section, {})[name] = str(ast.literal_eval(value))
-    values = {**sections["global"], **sections["install"], **sections[":env:"]}
+    variables = {name: value for name, value in look.variables.items() if name.startswith("PIP_")}
+    own = {name.removeprefix("PIP_").lower().replace("_", "-"): value for name, value in variables.items()}
+    values = {**sections["global"], **sections["install"], **own}
     index = found.add([values["index-url"]]) if "index-url" in values else []
     links, extra = found.add(values.get("find-links", "").split()), found.add(values.get("extra-index-url", "").split())
     if "index-url" not in values and values.get("no-index") not in ("1", "true"):
@@ -219,7 +221,7 @@ async def _npm(look: Look, found: _Set) -> None:
     mine = json.loads(answer) if answer else {}
     lines = [line.partition("=") for line in (await look.text(".npmrc")).splitlines()]
     theirs = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
-    registry = str(mine.get("registry", _NPM))
+    registry = str(mine.get("registry") or look.variables.get("npm_config_registry") or _NPM)
     if "registry" in theirs:
         found.add_theirs([theirs["registry"]], ".npmrc")
     elif (used := found.add([registry], default=registry == _NPM)) and registry != _NPM:
@@ -233,7 +235,7 @@ async def _go(look: Look, found: _Set) -> None:
     answer = await look.ask("go", "env", "-json", *names)
     mine = json.loads(answer) if answer else {}
     default = {"GOPROXY": "https://proxy.golang.org,direct", "GOSUMDB": "sum.golang.org"}
-    values = {name: mine.get(name) or default.get(name, "") for name in names}
+    values = {name: mine.get(name) or look.variables.get(name) or default.get(name, "") for name in names}
     name, _, url = values["GOSUMDB"].partition(" ")
     found.add(re.split("[,|]", values["GOPROXY"]), default=values["GOPROXY"] == default["GOPROXY"])
     if name != "off":
