@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -130,12 +131,24 @@ def open_listener(options: ServerOptions) -> tuple[socket.socket, str]:
     """
     if (options.certificate is None) != (options.key is None):
         raise UsageError("TLS takes a certificate and a key", hint="--certificate FILE --key FILE")
+    if options.certificate is not None and options.key is not None:
+        _check_certificate(options.certificate, options.key)
     try:
         if options.listen.startswith(_UNIX):
             return _unix(options.listen.removeprefix(_UNIX)), options.listen
         return _tcp(options)
     except OSError as error:
         raise HostRefused(f"`{excerpt(options.listen)}` cannot be listened on: {error.strerror}") from error
+
+
+def _check_certificate(certificate: Path, key: Path) -> None:
+    """Raise ``UsageError`` for files that TLS cannot be served with; nobody is asked for a password."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        names = f"`{excerpt(str(certificate))}` and `{excerpt(str(key))}`"
+        hint = "name a certificate and its key without a password, both in PEM"
+        raise UsageError(f"{names} cannot be used for TLS", hint=hint) from error
 
 
 def _unix(path: str) -> socket.socket:

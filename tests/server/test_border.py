@@ -109,6 +109,7 @@ def test_the_socket_of_a_server_that_was_killed_is_taken_over(project: Project) 
         pytest.param(("192.0.2.1:0",), "server.exposed", id="one that is not loopback"),
         pytest.param(("localhost:0",), "cli.usage", id="a name"),
         pytest.param(("127.0.0.1:0", "--key", "k.pem"), "cli.usage", id="half of TLS"),
+        pytest.param(("127.0.0.1:0", "--key", "k.pem", "--certificate", "c.pem"), "cli.usage", id="no files of TLS"),
         pytest.param((f"unix:/{'x' * 200}",), "cli.usage", id="a long socket"),
         pytest.param(("unix:/proc/x/s",), "host.refused", id="a socket nowhere"),
     ],

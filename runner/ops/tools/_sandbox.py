@@ -17,7 +17,7 @@ from runner.ports.provider import ExecResult, Workspace
 HEAD = 32 << 10  # bytes of a command's stream that are returned from its beginning
 TAIL = 32 << 10  # and from its end
 SECONDS = 30.0  # for a tool that only looks, or writes a file
-_MISSING, _OUTSIDE, _OTHER_KIND, _GIT, _CUT, _READ_ONLY = range(71, 77)  # how a script ends
+_MISSING, _OUTSIDE, OTHER_KIND, _GIT, _CUT, _READ_ONLY = range(71, 77)  # how a script ends
 
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -33,17 +33,17 @@ resolve() {{
 """
 _OPEN_FILE = f"""
 resolve "$1"
-[ -f "$at" ] || exit {_OTHER_KIND}
+[ -f "$at" ] || exit {OTHER_KIND}
 """
 _WRITE = f"""
 path=$1 near=$1
 while [ ! -e "$near" ] && [ ! -L "$near" ]; do near=$(dirname "$near"); done
 resolve "$near"
 if [ "$near" = "$path" ]; then
-    [ -f "$at" ] || exit {_OTHER_KIND}
+    [ -f "$at" ] || exit {OTHER_KIND}
     [ -w "$at" ] || exit {_READ_ONLY}
 else
-    [ -d "$at" ] || exit {_OTHER_KIND}
+    [ -d "$at" ] || exit {OTHER_KIND}
     case "$at/" in */.git/*) exit {_GIT} ;; esac
     mkdir -p "$(dirname "$path")" || exit 1
     at=$(readlink -f "$(dirname "$path")")/${{path##*/}}
@@ -90,7 +90,7 @@ async def run_script(
             raise NoSuchFile(f"there is no `{excerpt(path)}`")
         case code if code == _OUTSIDE:
             raise OutsideWorkspace(f"`{excerpt(path)}` leads out of the workspace")
-        case code if code == _OTHER_KIND:
+        case code if code == OTHER_KIND:
             raise ToolArgument(f"`{excerpt(path)}` is not a file")
         case code if code == _GIT:
             raise OutsideWorkspace(f"`{excerpt(path)}` belongs to git", hint="use the tool `git`")

@@ -16,7 +16,6 @@ from runner.ports.provider import Workspace
 MOST = 1000  # lines that one call returns
 _LONGEST = 500  # characters of a line
 _LOOKED = 4 << 20  # bytes of matches that are looked at
-_BAD = 2
 _SCRIPT = f"""
 resolve "$1"
 grep -E -e "$2" </dev/null

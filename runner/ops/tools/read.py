@@ -6,14 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from runner.ops.tools._sandbox import place, run_script
+from runner.ops.tools._sandbox import OTHER_KIND, place, run_script
 from runner.ports.provider import Workspace
 
 MOST = 256 << 10  # bytes that one call returns
-_SCRIPT = """
+_SCRIPT = f"""
 resolve "$1"
 if [ -d "$at" ]; then echo d; cd "$at" && ls -1Ap | head -c "$4"; exit; fi
-[ -f "$at" ] || exit 73
+[ -f "$at" ] || exit {OTHER_KIND}
 size=$(wc -c <"$at") || exit 1
 echo f "$size" "$(wc -l <"$at")" "$(tail -c 1 "$at" | wc -l)"
 tail -n "+$2" "$at" | head -n "$3" | head -c "$4"

@@ -14,7 +14,6 @@ from runner.events.events import ToolCalled
 from runner.ops.tools.edit import Arguments as Edit
 from runner.ops.tools.edit import edited
 from runner.ops.tools.glob import Pattern
-from runner.ops.workspaces import tools
 from runner.ops.workspaces import workspaces as ws
 from runner.ops.workspaces.tools import KeptWorkspaces, OpenWorkspace, open_for_tools, tool
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
@@ -244,7 +243,3 @@ def test_an_edit_changes_what_it_names(before: bytes, old: str, new: str, every:
 )
 def test_a_pattern_matches_whole_paths_in_little_time(pattern: str, path: str, expected: bool) -> None:
     assert Pattern(pattern).matches(path) is expected
-
-
-def test_the_tools_are_those_of_the_document() -> None:
-    assert all(tool(name).call for name in tools.TOOLS)
