@@ -122,7 +122,7 @@ def _tell(begun: InitResult, out: Output) -> int:
     for tried in begun.tried:
         why, hint = explain(tried, begun.seen.top)
         out.line(f"✗ `{tried.way.words}`: {why}")
-        if tried is begun.taken:
+        if tried is begun.taken or tried.why:
             for line in tried.tail:
                 out.line(f"    | {line}")
         if hint:
