@@ -13,7 +13,7 @@ from runner.core.errors import ProviderFailed
 from runner.core.hosts import NetworkSpec
 from runner.core.injection import Injection
 from runner.events import events as ev
-from runner.ports.network import Credential, EgressConnection, Trust
+from runner.ports.network import Credential, EgressConnection, EgressSession, Trust
 from runner.ports.provider import Workspace
 from runner.runtime.context import RunContext
 from runner.runtime.exec import emit_all
@@ -70,9 +70,16 @@ async def open_network(
             credentials = [Credential(one, run.secrets[one.secret]) for one in _injected(run, step)]
             egress = run.deps.open_egress(allowed, tell, credentials)
             async with egress as session, workspace.listen(session.serve) as port:
-                trusted, java = await _write_trust(workspace, session.trust)
-                ssh = any(rule.port == SSH_PORT for rule in allowed.rules)
-                yield {**allowed.environment, **proxy_variables(port, ssh=ssh, java=java), **trusted}
+                yield await network_variables(workspace, session, port, allowed)
+
+
+async def network_variables(
+    workspace: Workspace, session: EgressSession, port: int, allowed: NetworkSpec
+) -> dict[str, str]:
+    """Return the variables that lead programs to the allowed hosts, through a session at a port of the workspace."""
+    trusted, java = await _write_trust(workspace, session.trust)
+    ssh = any(rule.port == SSH_PORT for rule in allowed.rules)
+    return {**allowed.environment, **proxy_variables(port, ssh=ssh, java=java), **trusted}
 
 
 def _injected(run: RunContext, step: str) -> tuple[Injection, ...]:

@@ -191,7 +191,8 @@ def test_pip_installs_for_init_and_the_runs_make_no_connection(project: Project,
     records = [project.succeed() for _ in range(2)]
 
     assert begun.code == 0, begun.out + begun.err
-    assert "dependencies: python3 -m venv .venv && .venv/bin/pip inst" in begun.out
+    assert "dependencies: [.venv]  " in begun.out
+    assert "with the network of pip: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt\n" in begun.out
     assert "/left_pad-1.0-py3-none-any.whl" in asked
     assert "-> .venv (kept)" in planned
     assert f"reaches {index.place}" in planned

@@ -70,8 +70,8 @@ def _rows(begun: InitResult) -> Iterator[tuple[str, str, str]]:
         names = ", ".join(begun.seen.dependencies)
         yield agent, f"dependencies: [{names}]", "yours, in workspace and clean checkout; never changed"
     for one in begun.taken.installs:
-        made = f"makes {', '.join(one.command.keep)} once, with the network of {one.network}"
-        yield agent, f"dependencies: {one.words}", made
+        made = f"made once, with the network of {one.network}: {one.words}"
+        yield agent, f"dependencies: [{', '.join(one.command.keep)}]", made
     for line in way.setup:
         yield ".runner/check.runner.yaml", f"setup: {line}", "before the tests"
     yield ".runner/check.runner.yaml", f"run: {way.words}", _ended(begun)

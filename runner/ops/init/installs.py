@@ -25,7 +25,7 @@ from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.provider import IN_HOME, Provider, SandboxSpec
 from runner.runtime.dependency_layers import NotKept, Owner, installation_spec, lay_out, layer_of
 from runner.runtime.mount_plan import MountPlan
-from runner.runtime.network import proxy_variables
+from runner.runtime.network import network_variables
 from runner.safefs import trees
 from runner.safefs.safe_open import read_beneath
 from runner.spec.model import MAX_LOCK_FILE, DependencySpec, Lent
@@ -161,7 +161,7 @@ async def _run(
         env.deps.open_egress(network, lambda ended: None) as egress,
         workspace.listen(egress.serve) as port,
     ):
-        variables = {**network.environment, **proxy_variables(port)}
+        variables = await network_variables(workspace, egress, port, network)
         ended = await workspace.run(one.command.argv, env=variables, keep_bytes=_MOST)
     if not ended.exit.ok:
         raise InstallFailed(f"it {ended.exit}", ended.stdout + b"\n" + ended.stderr)
