@@ -115,8 +115,10 @@ async def _write_trust(workspace: Workspace, trust: Trust | None) -> tuple[dict[
         done = await workspace.run(["sh", "-c", script, "sh", path], stdin=content)
         if not done.exit.ok:
             raise ProviderFailed(f"certificates cannot be written inside: sh {done.exit}")
-    return dict.fromkeys(_BUNDLE_VARIABLES, _BUNDLE), [
-        f"-Djavax.net.ssl.trustStore={_STORE}",
-        "-Djavax.net.ssl.trustStoreType=PKCS12",
-        "-Djavax.net.ssl.trustStorePassword=changeit",
-    ]
+    return trust_variables(_BUNDLE, _STORE)
+
+
+def trust_variables(bundle: str, store: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and Java's options that lead to files of certificates."""
+    java = ("trustStore=" + store, "trustStoreType=PKCS12", "trustStorePassword=changeit")
+    return dict.fromkeys(_BUNDLE_VARIABLES, bundle), [f"-Djavax.net.ssl.{option}" for option in java]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import subprocess
@@ -22,6 +23,7 @@ from runner.core.nurseries import open_services
 from runner.core.redact import Secret
 from runner.network.proxy import open_egress
 from runner.ports.network import Credential, EgressConnection
+from runner.runtime.network import proxy_variables, trust_variables
 from tests.network.test_proxy import resolve
 
 TOKEN = b"t0ken-of-the-registry"
@@ -95,6 +97,7 @@ class Inside(Struct):
 
     proxy: int
     trust: bytes
+    java: bytes
     told: list[EgressConnection]
 
     async def tunnel(self, place: str) -> trio.SocketStream:
@@ -141,7 +144,7 @@ async def inside(certificate: Path, *injections: Injection, trusted: bool = True
         services.start_soon(trio.serve_listeners, serve, listeners)
         trust = session.trust
         assert trust is not None
-        yield Inside(listeners[0].socket.getsockname()[1], trust.certificates, told)
+        yield Inside(listeners[0].socket.getsockname()[1], trust.certificates, trust.java, told)
 
 
 def bearer(seen: Seen, **more: object) -> Injection:
@@ -327,3 +330,40 @@ def test_a_path_has_one_spelling() -> None:
     assert canonical_path("/a/%7eb/%c3%a9%2fc") == "/a/~b/%C3%A9%2Fc"
     assert canonical_path("/a/") == "/a/"
     assert canonical_path("a") is None
+
+
+CLIENTS = {
+    "curl": "curl -s $URL/curl",
+    "wget": "wget -q -O- --ca-certificate=$SSL_CERT_FILE $URL/wget",  # GnuTLS reads no variable
+    "urllib": "python3 -c \"import urllib.request as u; u.urlopen('$URL/urllib').read()\"",
+    "git": "git ls-remote $URL/git/x.git",
+    "pip": "python3 -m pip --retries 0 download --no-deps --index-url $URL/pip/simple -d $HOME/p x-y-z",
+    "npm": "npm view x --fetch-retries 0 --registry $URL/npm/",
+    "go": "env GOPROXY=$URL/go GONOSUMDB='*' go list -m example.org/x@latest",
+    "java": "java $HOME/Get.java $URL/java",
+}
+JAVA = """
+public class Get {
+    public static void main(String[] words) throws Exception { new java.net.URL(words[0]).openStream().readAllBytes(); }
+}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_real_clients_find_proxy_and_authority_by_themselves(
+    certificate: Path, client: str, tmp_path: Path
+) -> None:
+    """As far as their first request, which the server counts as theirs by its path."""
+    (tmp_path / "Get.java").write_text(JAVA)
+    async with api(certificate) as seen, inside(certificate, bearer(seen)) as command:
+        (tmp_path / "all.pem").write_bytes(command.trust)
+        (tmp_path / "all.p12").write_bytes(command.java)
+        trusted, java = trust_variables(str(tmp_path / "all.pem"), str(tmp_path / "all.p12"))
+        env = {**proxy_variables(command.proxy, java=java), **trusted, "URL": f"https://a.test:{seen.port}"}
+        env |= {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "GOFLAGS": "-mod=mod"}
+        run = partial(trio.run_process, ["timeout", "30", "sh", "-c", CLIENTS[client]], env=env, check=False)
+        done = await run(capture_stdout=True, capture_stderr=True)
+
+        assert [head.target.split(b"/")[1] for head in seen.heads][:1] == [client.encode()], done.stderr
+        assert seen.header(b"authorization", 0) == [b"Bearer " + TOKEN]
