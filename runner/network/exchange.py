@@ -16,6 +16,7 @@ from msgspec import Struct
 from runner.core.model import NetworkRefusal
 from runner.core.nurseries import open_services
 from runner.network.http import MAX_HEAD, Headers
+from runner.network.tls_stream import TlsStream
 from runner.ports.network import EgressConnection
 from runner.ports.provider import Connection
 
@@ -102,9 +103,7 @@ class Traffic:
 class Buffered(trio.abc.HalfCloseableStream):
     """One end of a connection, whose first bytes may have been read already."""
 
-    def __init__(
-        self, transport: Connection | trio.SocketStream | trio.SSLStream[Buffered] | Buffered, first: bytes = b""
-    ) -> None:
+    def __init__(self, transport: Connection | trio.SocketStream | TlsStream | Buffered, first: bytes = b"") -> None:
         self._transport, self._first = transport, first
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
@@ -123,7 +122,7 @@ class Buffered(trio.abc.HalfCloseableStream):
 
     async def send_eof(self) -> None:
         """Close the sending direction. Raises ``trio.BrokenResourceError`` with TLS, which can close both only."""
-        if isinstance(self._transport, trio.SSLStream):
+        if isinstance(self._transport, TlsStream):
             raise trio.BrokenResourceError
         await self._transport.send_eof()
 

@@ -41,6 +41,7 @@ from runner.network.exchange import (
 from runner.network.proxy_client import HttpClient, ProxyClient, authority, check_length, client_of
 from runner.network.served_session import IDENTITY, ConnectionScopes
 from runner.network.tls_name import MOST, Incomplete, server_name
+from runner.network.tls_stream import TlsStream
 from runner.network.way import Resolve, Way, resolve
 from runner.ports.network import MAX_REPORTED, Credential, EgressConnection, EgressSession, Trust
 from runner.ports.provider import Connection
@@ -180,7 +181,7 @@ class _Session:
             if first[:1] != b"\x16":
                 message = f"`{name}` gets a credential here, so that the connection to it has to be TLS"
                 raise Refused(NetworkRefusal.CERTIFICATE, message)
-            secure = trio.SSLStream(Buffered(stream, first), context, server_side=True, https_compatible=True)
+            secure = TlsStream(Buffered(stream, first), context, server_side=True)
             try:
                 with trio.fail_after(HEAD_SECONDS):
                     await secure.do_handshake()
@@ -196,6 +197,8 @@ class _Session:
             except h11.ProtocolError as error:
                 await down.answer(400, str(error))
                 raise
+            finally:
+                await secure.aclose()
 
 
 async def _exchanges(down: Wire, up: Wire, name: str, port: int, credentials: Sequence[Credential]) -> None:

@@ -21,6 +21,7 @@ from runner.core.hosts import Address, NetworkSpec, host_port, is_address, reach
 from runner.core.model import NetworkRefusal
 from runner.network.exchange import ENDED, Buffered, Refused, Traffic, Wire, tls_failure
 from runner.network.host_proxy import HostProxy, find_proxy
+from runner.network.tls_stream import TlsStream
 
 CONNECT_SECONDS = 15.0  # for each address
 RESOLVE_SECONDS = 15.0
@@ -159,7 +160,7 @@ async def _tunnel(server: Buffered, proxy: HostProxy, place: str, traffic: Traff
 
 async def _secure(server: Buffered, context: ssl.SSLContext, name: str) -> Buffered:
     """Begin TLS with a host, and verify it."""
-    stream = trio.SSLStream(server, context, server_hostname=name, https_compatible=True)
+    stream = TlsStream(server, context, server_hostname=name)
     try:
         with trio.fail_after(CONNECT_SECONDS):
             await stream.do_handshake()

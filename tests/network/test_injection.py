@@ -7,7 +7,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from runner.core.redact import Secret
 from runner.network.proxy import open_egress
 from runner.ports.network import Credential, EgressConnection
 from runner.runtime.network import proxy_variables, trust_variables
-from tests.network.test_proxy import resolve
+from tests.network.test_proxy import resolve, until_open
 
 TOKEN = b"t0ken-of-the-registry"
 BEARER = Injection(host="a.test", secret="T", how="bearer")
@@ -304,15 +304,6 @@ async def test_a_host_that_wants_a_certificate_of_its_clients_is_refused_by_name
 
             assert b"wants a certificate of its clients" in answer
             assert (await command.last()).refusal is NetworkRefusal.CERTIFICATE
-
-
-async def until_open(port: int) -> None:
-    with trio.fail_after(20):
-        while True:
-            with suppress(OSError):
-                await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
-                return
-            await trio.sleep(0.05)
 
 
 async def test_without_tls_there_is_no_credential(certificate: Path) -> None:

@@ -39,6 +39,15 @@ async def resolve(host: str) -> Sequence[Address]:
     return [*map(ip_address, NAMES[host].split())]
 
 
+async def until_open(port: int) -> None:
+    with trio.fail_after(20):
+        while True:
+            with suppress(OSError):
+                await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+                return
+            await trio.sleep(0.05)
+
+
 class House(Struct):
     """A proxy, and servers of this host behind it."""
 
@@ -447,6 +456,7 @@ async def test_ssh_goes_through_by_the_variables_of_git(tmp_path: Path) -> None:
     async with open_services() as services, house(f"a.test:{port}") as inside:
         daemon = partial(trio.run_process, [*server, "-p", str(port)], check=False, stderr=subprocess.DEVNULL)
         services.start_soon(daemon)
+        await until_open(port)
         git = proxy_variables(inside.proxy, ssh=True)
         options = f"-o StrictHostKeyChecking=accept-new -o UserKnownHostsFile={tmp_path}/known -o BatchMode=yes"
         for host, told in (("a.test", None), ("b.test", NetworkRefusal.NOT_ALLOWED)):
