@@ -205,6 +205,7 @@ class PostgresDatabase:
         self._given_up = threading.Event()  # set while nobody waits for the answer any more
         self._writes: dict[int, trio.Event] = {}
         self._listener: trio.CancelScope | None = None
+        self._joining = trio.Lock()
         self._pooled = False
 
     @property
@@ -291,7 +292,10 @@ class PostgresDatabase:
                 lost = self._is_lost(error)
                 if lost:
                     self._drop()
-                if not (lost or error.sqlstate in _AGAIN) or time.monotonic() > until:
+                if not (lost or error.sqlstate in _AGAIN):
+                    raise
+                if time.monotonic() > until:
+                    self._patience = OPENING  # the rest of a run does not wait as long for each event
                     raise
                 if self._given_up.wait(min(0.05 * 2**tries, 1.0)):
                     raise
@@ -452,12 +456,13 @@ class PostgresDatabase:
                 event.set()
 
     async def wait(self, written: trio.Event) -> None:
-        if self._listener is None and not self._pooled:
-            raw = await trio.to_thread.run_sync(self._listen)
-            if raw is not None:
-                self._listener = trio.CancelScope()
-                trio.lowlevel.spawn_system_task(self._hear, raw, self._listener)
-                return  # to look once more: what came before it is not heard
+        async with self._joining:
+            if self._listener is None and not self._pooled:
+                raw = await trio.to_thread.run_sync(self._listen)
+                if raw is not None:
+                    self._listener = trio.CancelScope()
+                    trio.lowlevel.spawn_system_task(self._hear, raw, self._listener)
+                    return  # to look once more: what came before it is not heard
         with trio.move_on_after(POLL if self._listener is None else LISTENING_POLL):
             await written.wait()
 
@@ -481,7 +486,7 @@ class PostgresDatabase:
             while True:
                 await trio.lowlevel.wait_readable(raw.fileno())
                 for notify in raw.notifies(timeout=0):
-                    self._wake(map(int, notify.payload.split(",")))
+                    self._wake(int(stripe) for stripe in notify.payload.split(",") if stripe.isdecimal())
         self._listener = None
         self._wake([*self._writes])
 

@@ -15,11 +15,11 @@ import trio
 from runner.core.model import CommandHolder
 from runner.events.events import Event, LeaseAcquired, LeaseReleased, RunStarted, WarningIssued, encode
 from runner.store import open_store
-from tests.benchmarks.sizes import rounds
+from tests.benchmarks.sizes import amount, rounds
 from tests.support.postgres import Server, running
 
 ROUNDS = rounds(5)
-RUNS = 1_000_000
+RUNS = amount(1_000_000)
 STARTED = RunStarted(name="bench", plan="sha256:0", runner="0", steps={}, deadline_seconds=1.0)
 EVENT = WarningIssued("bench.event", "x" * 280, "agent")  # about 343 bytes as JSON
 

@@ -33,7 +33,7 @@ def bare(folder: Path, batches: int, size: int, *, encoding: bool) -> Callable[[
         connection.execute(f"PRAGMA {pragma}")
     for statement in scripts()[0].split(";\n"):
         connection.execute(statement)
-    connection.execute("INSERT INTO runs VALUES ('a', 'n', 'running', NULL, 'p', 1, NULL, NULL)")
+    connection.execute("INSERT INTO runs (id, name, status, plan, created) VALUES ('a', 'n', 'running', 'p', 1)")
     encoded = encode(EVENT)
 
     def run() -> None:

@@ -148,6 +148,7 @@ async def test_who_watches_hears_of_what_another_host_writes(url: str) -> None:
         await store.append("a", [STARTED])
         await reader.wait(reader.next_write("a"))  # now it listens
         written = reader.next_write("a")
+        postgres.server().execute("NOTIFY kb, 'from somebody else'", url.rpartition("/")[2])
         await store.append("a", [ev.StepStarted("x")])
 
         with trio.fail_after(60):
