@@ -63,6 +63,12 @@ def find_proxy(scheme: Literal["http", "https"], place: str, reach: Mapping[str,
     )
 
 
+def check_proxies(reach: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` when a proxy that is named cannot be used."""
+    find_proxy("http", "", reach)
+    find_proxy("https", "", reach)
+
+
 def _bypassed(place: str, bypassed: str) -> bool:
     from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
 

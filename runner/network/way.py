@@ -20,7 +20,7 @@ import trio
 from runner.core.hosts import Address, NetworkSpec, host_port, is_address, reachable
 from runner.core.model import NetworkRefusal
 from runner.network.exchange import ENDED, Buffered, Refused, Traffic, Wire, tls_failure
-from runner.network.host_proxy import HostProxy, find_proxy
+from runner.network.host_proxy import HostProxy, check_proxies, find_proxy
 from runner.network.tls_stream import TlsStream
 
 CONNECT_SECONDS = 15.0  # for each address
@@ -40,8 +40,7 @@ class Way:
         """Raises ``UsageError`` when a proxy or certificates that ``reach`` names cannot be used."""
         self._allowed, self._reach, self._resolve = allowed, reach, resolve
         self._tls: ssl.SSLContext | None = None
-        for scheme in ("http", "https"):
-            find_proxy(scheme, "", reach)
+        check_proxies(reach)
 
     @property
     def own_certificates(self) -> bool:

@@ -188,3 +188,43 @@ def test_a_mirror_of_this_hosts_configuration_is_found_and_trusted_inside(
     assert [one[1:] for one in Handler.asked] == [("/simple", None)]
     assert record["network"][0]["origin"].endswith("pip: this host's configuration")
     assert TOKEN not in json.dumps(record)
+
+
+INJECT = "inject: [{name: T, from: {env: API_TOKEN}, host: a.test, bearer: true}]"
+REACHED = f"network: {{allow: [a.test], {INJECT}}}"
+
+
+@pytest.mark.parametrize(
+    ("workspace", "policy", "arguments", "code", "words"),
+    [
+        (f"network: {{allow: [b.test], {INJECT}}}", None, (), "manifest.bad-value", "`a.test` is not allowed here"),
+        (REACHED, "secrets: [OTHER]", (), "policy.secret", "policy `house` does not allow secret `T`"),
+        (REACHED, f"network: {{allow: [a.test], {INJECT}}}", (), "manifest.bad-value", "adds no credential"),
+        (REACHED, None, ("--untrusted",), "policy.untrusted", "may not have secret `T`"),
+        (REACHED.replace("bearer: true", "bearer: true, basic: me"), None, (), "manifest.bad-value", "exactly one way"),
+        (REACHED.replace("bearer: true", "header: Host"), None, (), "manifest.bad-value", "`Host` cannot be set"),
+        (REACHED.replace("true", "true, allow: [GET /a/../b]"), None, (), "manifest.bad-value", "several ways"),
+    ],
+    ids=["another host", "a ceiling", "in a ceiling", "a fork", "two ways", "a header of ours", "a path"],
+)
+def test_a_credential_that_cannot_be_kept_outside_is_an_error_at_its_line(
+    project: Project, workspace: str, policy: str | None, arguments: tuple[str, ...], code: str, words: str
+) -> None:
+    project.env["API_TOKEN"] = TOKEN
+    project.script("true", workspace=workspace, policy=policy)
+
+    done = project.runner("plan", ".", *arguments)
+
+    assert words in done.err
+    assert code in done.errors
+
+
+def test_a_proxy_of_this_host_that_cannot_be_used_is_an_error_before_anything_starts(project: Project) -> None:
+    project.env["ALL_PROXY"] = "socks5://127.0.0.1:1"
+    project.script("true", workspace="network: {allow: [a.test]}")
+
+    done = project.runner("apply", ".", "--yes")
+
+    assert "`ALL_PROXY` is not a proxy that speaks HTTP" in done.err
+    assert done.code == 2
+    assert project.json("runs", "list") == []

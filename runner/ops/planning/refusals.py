@@ -20,12 +20,13 @@ from runner.core.redact import Redactor
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.gateway.gateway import ModelGateway, usable_key
+from runner.network.host_proxy import check_proxies
 from runner.ops.planning.clusters import check_clusters
 from runner.ops.planning.facts import cli_label, first_available, open_provider
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.planning.models import check_models
 from runner.ops.runs.secret_values import check_secrets
-from runner.plan.model import RunPlan
+from runner.plan.model import RunPlan, network_of
 from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
 from runner.ports.network import Credential, EgressConnection, EgressSession
@@ -99,7 +100,11 @@ async def refusals(
     async def clusters() -> None:
         await check_clusters(plans, outside, reused=reused)
 
-    for look in (programs, models, secrets, clusters):
+    async def networks() -> None:
+        if any(network_of(step) for plan in plans for step in plan.steps if step.id not in reused):
+            check_proxies(settings.reach)
+
+    for look in (programs, models, secrets, clusters, networks):
         found += await _found(look)
     return distinct(found)
 
