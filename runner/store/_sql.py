@@ -222,8 +222,14 @@ class Store(Reader):
     async def _change(
         self, action: Callable[[], T], *names: str, stored: Callable[[T], bool] = lambda answer: False
     ) -> T:
-        """Write in a transaction of its own; see ``Database.transact``."""
-        return await self._database.run(lambda: self._database.transact(action, names=lambda: names, stored=stored))
+        """Write in a transaction of its own; see ``Database.transact``. Once begun it cannot be cancelled: what was
+        claimed would be nobody's.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        with trio.CancelScope(shield=True):
+            change = partial(self._database.transact, action, names=lambda: names, stored=stored)
+            answer = await self._database.run(change)
+        return answer  # noqa: RET504 - a scope that was cancelled would go on here
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
         return await self._append(_RUN_JOURNAL, run, events, fence)

@@ -11,6 +11,7 @@ from contextlib import aclosing
 
 import pytest
 import trio
+import trio.testing
 
 from runner.core.errors import BadStoreUrl, StoreDamaged, StoreFailed, StoreTooNew, StoreTooOld
 from runner.core.model import SlotState, succeeded
@@ -130,6 +131,25 @@ async def test_reading_from_a_server_that_does_not_answer_can_be_cancelled(own_s
 
         assert scope.cancelled_caught
         assert await store.runs() == []
+
+
+async def test_a_change_that_has_begun_is_not_cancelled(url: str) -> None:
+    """Else a workspace would be claimed, and nobody told."""
+    slot = SlotRow(id="slot-1", pool="pool", state=SlotState.READY, keeper="r1")
+    answers: list[bool] = []
+    async with open_store(url) as store:
+        await store.put_slot(slot)
+
+        async def claim() -> None:
+            answers.append(await store.move_slot("slot-1", SlotState.READY, SlotState.CLAIMED, "w"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(claim)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+        assert answers == [True]
+        assert [row.workspace for row in await store.slots()] == ["w"]
 
 
 async def test_the_clock_is_the_database_s(url: str) -> None:
