@@ -25,6 +25,7 @@ from runner.network.proxy import open_egress
 from runner.ports.network import Credential, EgressConnection
 from runner.runtime.network import proxy_variables, trust_variables
 from tests.network.test_proxy import resolve, until_open
+from tests.support.needs import program
 
 TOKEN = b"t0ken-of-the-registry"
 BEARER = Injection(host="a.test", secret="T", how="bearer")
@@ -330,7 +331,7 @@ CLIENTS = {
     "git": "git ls-remote $URL/git/x.git",
     "pip": "python3 -m pip --retries 0 download --no-deps --index-url $URL/pip/simple -d $HOME/p x-y-z",
     "npm": "npm view x --fetch-retries 0 --registry $URL/npm/",
-    "go": "env GOPROXY=$URL/go GONOSUMDB='*' go list -m example.org/x@latest",
+    "go": "go list -m example.org/x@latest",
     "java": "java $HOME/Get.java $URL/java",
 }
 JAVA = """
@@ -341,7 +342,9 @@ public class Get {
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "client", [pytest.param(name, marks=program(words.split()[0]).mark) for name, words in CLIENTS.items()]
+)
 async def test_real_clients_find_proxy_and_authority_by_themselves(
     certificate: Path, client: str, tmp_path: Path
 ) -> None:
@@ -353,6 +356,7 @@ async def test_real_clients_find_proxy_and_authority_by_themselves(
         trusted, java = trust_variables(str(tmp_path / "all.pem"), str(tmp_path / "all.p12"))
         env = {**proxy_variables(command.proxy, java=java), **trusted, "URL": f"https://a.test:{seen.port}"}
         env |= {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "GOFLAGS": "-mod=mod"}
+        env |= {"GOPROXY": f"https://a.test:{seen.port}/go", "GONOSUMDB": "*"}
         run = partial(trio.run_process, ["timeout", "30", "sh", "-c", CLIENTS[client]], env=env, check=False)
         done = await run(capture_stdout=True, capture_stderr=True)
 

@@ -26,6 +26,7 @@ from runner.network.exchange import Limits
 from runner.network.proxy import open_egress
 from runner.ports.network import MAX_REPORTED, EgressConnection
 from runner.runtime.network import proxy_variables
+from tests.support.needs import SSHD
 
 LIMITS = Limits()
 NO_REACH: Mapping[str, str] = {}
@@ -445,8 +446,11 @@ async def test_a_proxy_that_does_not_speak_http_is_an_error_at_once() -> None:
             pass
 
 
+@SSHD.mark
 async def test_ssh_goes_through_by_the_variables_of_git(tmp_path: Path) -> None:
     """As far as the key of a real server, whose name the proxy resolved; who logs in is not ours to try."""
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     server = ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-h", str(key), "-o", "ListenAddress=127.0.0.1"]

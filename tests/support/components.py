@@ -55,7 +55,13 @@ PACKAGES = {  # of Debian, by a program or file that it brings
     "sshd": "openssh-server",
     "zsh": "zsh",
 }
-NIGHTLY = {"busybox": "busybox-static", "chromium": "chromium", "qemu-system-x86_64": "qemu-system-x86"}
+NIGHTLY = {
+    "busybox": "busybox-static",
+    "chromium": "chromium",
+    "java": "default-jdk-headless",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "wget": "wget",
+}
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runner-tests"
 AGENTS = Path(os.environ.get("RUNNER_TESTS_AGENTS") or _CACHE / "agents").resolve()
