@@ -48,7 +48,9 @@ class TlsStream(trio.abc.Stream):
         pieces: list[bytes] = []
         while True:
             try:
-                pieces.append(self._tls.read(_CHUNK))
+                if not (piece := self._tls.read(_CHUNK)):
+                    break  # the last record
+                pieces.append(piece)
             except ssl.SSLWantReadError:
                 if pieces:
                     break

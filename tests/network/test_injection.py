@@ -307,6 +307,21 @@ async def test_a_host_that_wants_a_certificate_of_its_clients_is_refused_by_name
             assert (await command.last()).refusal is NetworkRefusal.CERTIFICATE
 
 
+async def test_a_command_that_ends_tls_ends_its_connection(certificate: Path) -> None:
+    """Its last record is no data: whoever reads on for ever holds up everything."""
+    async with api(certificate) as seen, inside(certificate, bearer(seen)) as command:
+        async with await command.tunnel(f"a.test:{seen.port}") as stream:
+            assert b"200" in await stream.receive_some()
+            context = ssl.create_default_context(cadata=command.trust.decode())
+            secure = trio.SSLStream(
+                stream, context, server_hostname="a.test"
+            )  # which waits for the end of the other side
+            await secure.send_all(get(seen))
+            assert b"200" in await secure.receive_some()
+            await secure.aclose()
+        assert (await command.last()).requests == 1
+
+
 async def test_without_tls_there_is_no_credential(certificate: Path) -> None:
     async with api(certificate) as seen, inside(certificate, bearer(seen)) as command:
         async with await command.tunnel(f"a.test:{seen.port}") as stream:
