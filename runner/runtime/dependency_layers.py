@@ -1,8 +1,9 @@
 """Dependency layers: what the commands of a manifest have installed, kept below ``RUNNER_HOME`` for the next runs.
 
 The name of a layer is the digest of all that decides its content, and its commands saw nothing else: the files that
-they read, the commands, the system, toolchains and network. A project has layers of its own, and so have untrusted
-manifests. A layer appears whole, by one rename, and is sealed: one that has changed since is never given again.
+they read, the commands, the system, toolchains, network and credentials. A project has layers of its own, and so have
+untrusted manifests. A layer appears whole, by one rename, and is sealed: one that has changed since is never given
+again.
 
 Each layer has a lock beside it. Whoever makes or removes the layer has it alone, runs that use the layer share it, and
 the kernel releases it with the process.
@@ -172,6 +173,7 @@ def layer_of(
     image: str | None,
     mount_plan: MountPlan,
     network: NetworkSpec,
+    credentials: Sequence[str],
 ) -> Layer:
     """Return the layer of a command. ``files`` are the hashes of its files; without an ``image`` it sees this host."""
     system = {"image": image} if image is not None else {"host": _host_system()}
@@ -183,6 +185,7 @@ def layer_of(
         "toolchains": [(path, _changed(program_directory(path))) for path in mount_plan.toolchains],
         "environment": mount_plan.environment,
         "network": (str(network), network.environment),
+        "credentials": tuple(credentials),
         **system,
     }
     return Layer(home / LAYERS / digest(decided).removeprefix("sha256:")[:32])

@@ -135,7 +135,7 @@ def elsewhere(request: pytest.FixtureRequest, project: Project, homes: Path) -> 
     left = leftovers(project.home)
     trees.remove(place)
     assert left == []
-    assert had_by(daemon) == before
+    assert [now - then for now, then in zip(had_by(daemon), before, strict=True)] == [set(), set(), set()]
 
 
 def had_by(daemon: Daemon) -> tuple[set[str], set[str], set[str]]:

@@ -150,6 +150,7 @@ async def test_who_gives_up_leaves_the_layer_to_the_next(tmp_path: Path) -> None
         {"image": "sha256:1"},
         {"network": NetworkSpec(open=True)},
         {"network": NetworkSpec(environment={"PIP_INDEX_URL": "https://mirror.example.org"})},
+        {"credentials": ["NPM_TOKEN for npm.example.org:443 as bearer"]},
         {"mount_plan": replace(MOUNTS, toolchains=("/opt/node",))},
         {"mount_plan": replace(MOUNTS, environment={"A": "b"})},
     ],
@@ -163,6 +164,7 @@ def test_all_that_decides_the_content_or_who_may_see_it_names_another_layer(chan
         "image": None,
         "mount_plan": MOUNTS,
         "network": NetworkSpec(),
+        "credentials": [],
     }
     assert layer_of(Path("/home"), **same) == layer_of(Path("/home"), **same)  # type: ignore[arg-type]
     assert layer_of(Path("/home"), **{**same, **changed}) != layer_of(Path("/home"), **same)  # type: ignore[arg-type]

@@ -134,6 +134,7 @@ async def install(
             image=None,
             mount_plan=mount_plan,
             network=network,
+            credentials=(),
         )
         record, lock = await layer.lock()
         installation = env.settings.home / SCRATCH / f"{handle.id}-dependencies"

@@ -23,6 +23,7 @@ def layers_of(
     assert clone is not None  # the step needs one
     assert provision is not None
     owner = Owner(project=provision.project, source=clone.url or str(clone.path), untrusted=body.untrusted)
+    credentials = [str(one) for step in plan.steps if step.body is body for one in step.injected]
     for one in body.commands:
         yield (
             one,
@@ -34,6 +35,7 @@ def layers_of(
                 image=plan.image if needs_image else None,
                 mount_plan=body.mount_plan,
                 network=body.network,
+                credentials=credentials,
             ),
         )
 
