@@ -245,6 +245,7 @@ def test_the_action_applies_and_uploads_the_evidence(host: Host) -> None:
         assert any(name.endswith("/run.json") for name in exported.getnames())
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_fails_the_action_with_an_annotation_and_its_evidence(host: Host) -> None:
     committed(host, check="[cat, absent]")
 

@@ -34,6 +34,14 @@ LONG = ("troubleshooting", "howto/add-a-provider", "howto/add-a-step", "howto/ad
 LONG += ("howto/run-from-a-program", "oncall/setup", "tutorials/node", "tutorials/python", "tutorials/policy")
 LONG += ("howto/add-a-verb", "howto/deliver-a-change", "howto/resume-and-recover", "howto/dependencies")
 LONG += ("howto/warm-pools", "howto/workspaces", "explanation/architecture", "explanation/plan")
+LONG += (
+    "howto/shared-store",
+    "howto/server",
+    "howto/github-actions",
+    "howto/gitlab",
+    "howto/pages",
+    "tutorials/first-run",
+)
 NIGHT = {f"docs/{name}.md" for name in LONG}
 SESSIONS = [
     pytest.param(name, marks=[pytest.mark.nightly] if name in NIGHT else [])

@@ -118,6 +118,7 @@ def test_an_expired_workspace_is_removed_while_the_server_runs(project: Project)
     time.sleep(1.1)  # its time to live
     with serving(project, says=["workspace.expired"]) as served:
         until(lambda: served.ask("GET", f"/api/v1/workspaces/{id}").status == 404)
+        time.sleep(1)  # it is told once all of the workspace is gone
 
 
 def test_what_a_token_may_not_see_is_not_there(served: Served) -> None:
