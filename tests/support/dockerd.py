@@ -309,7 +309,7 @@ def shared(
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 daemon.stop()
                 for suffix in (".users", ".lock"):
-                    daemon.root.with_suffix(suffix).unlink()
+                    daemon.root.with_suffix(suffix).unlink(missing_ok=True)  # by one that left at the same time
 
 
 @contextmanager
