@@ -30,7 +30,6 @@ _SCP = re.compile(r"(?:[^@/:]+@)?([^/:@]{2,}):(?!//)")
 _USER = re.compile(r"(?<=://)[^/?#]*@")
 _APT = re.compile(r"^deb(?:-src)?\s+(?:\[[^\]]*\]\s+)?(\S+)", re.MULTILINE)
 _PYPI = ("https://pypi.org", "https://files.pythonhosted.org")
-_NPM = "https://registry.npmjs.org/"
 _INDEX = re.compile(r"^\s*(?:-i|--index-url|--extra-index-url|-f|--find-links)[ =]+(\S+)", re.MULTILINE)
 
 F = TypeVar("F")
@@ -221,10 +220,12 @@ async def _npm(look: Look, found: _Set) -> None:
     mine = json.loads(answer) if answer else {}
     lines = [line.partition("=") for line in (await look.text(".npmrc")).splitlines()]
     theirs = {name.strip(): value.strip().strip("\"'") for name, _, value in lines}
-    registry = str(mine.get("registry") or look.variables.get("npm_config_registry") or _NPM)
+    registry = mine.get("registry") or look.variables.get("npm_config_registry")
     if "registry" in theirs:
         found.add_theirs([theirs["registry"]], ".npmrc")
-    elif (used := found.add([registry], default=registry == _NPM)) and registry != _NPM:
+    elif registry is None:
+        raise _absent("npm")
+    elif used := found.add([str(registry)]):
         found.environment["npm_config_registry"] = used[0]
     found.add([str(url) for name, url in mine.items() if name.endswith(":registry")])
     found.add_theirs([url for name, url in theirs.items() if name.endswith(":registry")], ".npmrc")
@@ -259,8 +260,11 @@ async def _cargo(look: Look, found: _Set) -> None:
 
 async def _apt(look: Look, found: _Set) -> None:
     asked = (await look.ask("apt-get", "indextargets", "--format", "$(REPO_URI)")).split()
-    found.add(asked or ["http://deb.debian.org"], default=not asked)
-    found.add_theirs(_APT.findall(await look.text("sources.list")), "sources.list")
+    theirs = _APT.findall(await look.text("sources.list"))
+    if not asked and not theirs:
+        raise _absent("apt")
+    found.add(asked)
+    found.add_theirs(theirs, "sources.list")
 
 
 async def _git(look: Look, found: _Set) -> None:
@@ -275,6 +279,10 @@ async def _git(look: Look, found: _Set) -> None:
 
 
 _TOOLS = {"apt": _apt, "cargo": _cargo, "git": _git, "go": _go, "npm": _npm, "pip": _pip, "uv": _uv}
+
+
+def _absent(tool: str) -> BadValue:
+    return BadValue(f"nothing on this host says which hosts `{tool}` uses", hint=f"install `{tool}`, or name hosts")
 
 
 def _place(url: str) -> tuple[str, int] | None:

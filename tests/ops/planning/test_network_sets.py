@@ -187,6 +187,12 @@ async def test_configuration_that_cannot_be_read_is_an_error(
         await found(tool, tmp_path, files=files)
 
 
+@pytest.mark.parametrize("tool", ["npm", "apt"])
+async def test_without_a_tool_and_its_configuration_nobody_guesses_its_hosts(tmp_path: Path, tool: str) -> None:
+    with pytest.raises(BadValue, match=f"nothing on this host says which hosts `{tool}` uses"):
+        await found(tool, tmp_path, env={"PATH": str(tmp_path)})
+
+
 def test_a_set_is_pinned_and_a_ceiling_is_not_raised_by_the_repository(project: Project, repository: Path) -> None:
     program("npm").require()
     (project.home / ".npmrc").write_text("registry=http://npm.test:4873/\n")
