@@ -173,7 +173,7 @@ def test_a_tool_installs_from_where_this_machine_has_it_do_so(project: Project, 
 
     record = project.succeed()
 
-    assert sum(one["connections"] for one in record["network"] if one["refusal"] is None) > 1
+    assert sum(one["connections"] for one in record["network"] if one["refusal"] is None) >= 1
 
 
 @pytest.mark.slow
