@@ -71,14 +71,14 @@ class App:
 
     async def _no_route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            _authorize(Request(scope))(self._server)
+            _authorize(Request(scope), self._server)
             raise NoRoute(f"there is nothing at `{excerpt(scope['path'])}`", hint=f"{BASE}/openapi.json has all")
         await send({"type": "websocket.close", "code": 1008})
 
     async def answer(self, methods: dict[str, Route], request: Request) -> Any:
         """Do what a request asks for. Raises ``RunnerError`` for what was not done."""
         route = methods.get("GET" if request.method == "HEAD" else request.method)
-        token = _ANYBODY if route is not None and route.open else _authorize(request)(self._server)
+        token = _ANYBODY if route is not None and route.open else _authorize(request, self._server)
         if route is None:
             raise NoMethod(f"`{excerpt(request.method)}` is not possible here", allowed=methods)
         if self._server.stopping.is_set() and not route.open:
@@ -144,11 +144,11 @@ def _name(url: str) -> str:
         return ""
 
 
-def _authorize(request: Request) -> Callable[[Server], StoredToken]:
+def _authorize(request: Request, server: Server) -> StoredToken:
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not text:
         raise Unauthorized("there is no token", hint="send `Authorization: Bearer TOKEN`")
-    return lambda server: find_token(server.env.settings, text)
+    return find_token(server.env.settings, text)
 
 
 async def _read(request: Request) -> bytes:

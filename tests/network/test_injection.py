@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -39,18 +38,6 @@ class Seen(Struct):
 
     def header(self, name: bytes, at: int = -1) -> list[bytes]:
         return [value for key, value in self.heads[at].headers if key == name]
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("tls") / "server.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=a.test", "-addext", "subjectAltName=DNS:a.test,IP:127.0.0.1",
-         "-keyout", str(file.with_suffix(".key")), "-out", str(file)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return file
 
 
 Answer = Callable[[h11.Request, bytes], bytes]

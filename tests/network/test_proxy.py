@@ -195,18 +195,6 @@ async def test_the_address_that_was_judged_is_the_one_that_is_dialled() -> None:
     assert answers == ["169.254.169.254"]
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("tls") / "server.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=a.test", "-addext", "subjectAltName=DNS:a.test,DNS:b.test",
-         "-keyout", str(file.with_suffix(".key")), "-out", str(file)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return file
-
-
 @pytest.mark.parametrize(("asked", "through"), [("a.test", True), ("b.test", False)])
 async def test_tls_must_ask_for_the_host_of_its_connection(certificate: Path, asked: str, through: bool) -> None:
     """Else an allowed host would be a door to others on the same machines."""
