@@ -701,6 +701,10 @@ class SecretExposed(InputError):
     code = "secret.exposed"
 
 
+class NotTold(Advice):
+    code = "run.not-told"
+
+
 class SecretForbidden(PolicyError):
     code = "policy.secret"
 
@@ -739,6 +743,26 @@ class WorkspaceState(LeaseError):
     code = "workspace.state"
 
 
+class UnknownSession(NotFoundError):
+    code = "session.unknown"
+
+
+class SessionState(LeaseError):
+    code = "session.state"
+
+
+class SessionDegraded(LeaseError):
+    code = "session.degraded"
+
+
+class SessionNotProvisioned(Advice):
+    code = "session.not-provisioned"
+
+
+class WorkspaceAttachedElsewhere(LeaseError):
+    code = "workspace.attached"
+
+
 class WorkspaceLimit(LeaseError):
     code, http_status = "workspace.limit", 429
 
@@ -753,6 +777,10 @@ class WorkspaceExpired(Advice):
 
 class NoWorkspace(NotFoundError):
     code = "workspace.disabled"
+
+
+class SetupFailed(InputError):
+    code = "workspace.setup-failed"
 
 
 class SetupIncomplete(Advice):
@@ -852,12 +880,28 @@ class NoManifests(NotFoundError):
     code = "server.no-manifests"
 
 
+class ServerFailed(PlatformError):
+    code = "server.failed"
+
+
+class WebhookLimit(LeaseError):
+    code, http_status = "server.webhook-limit", 503  # which Alertmanager takes for a reason to send it again
+
+
+class UnknownPlan(NotFoundError):
+    code = "server.unknown-plan"
+
+
 class RunElsewhere(LeaseError):
     code = "run.elsewhere"
 
 
 class ServerBusy(LeaseError):
     code, http_status = "server.busy", 429
+
+
+class TooManyRequests(LeaseError):
+    code, http_status = "server.rate", 429
 
 
 class ServerStopping(PlatformError):
@@ -893,6 +937,18 @@ class ToolFailed(RunnerError):
 
 class ToolStopped(LeaseError):
     code = "tool.stopped"
+
+
+class UnknownMcpServer(NotFoundError):
+    code = "mcp.unknown-server"
+
+
+class McpServerUnhealthy(RunnerError):
+    code, exit_code, severity = "mcp.unhealthy", 1, "warning"
+
+
+class McpSession(NotFoundError):
+    code = "mcp.session"
 
 
 # --- store -----------------------------------------------------------------------------------------
@@ -954,6 +1010,14 @@ class StoreTooOld(StoreDamaged):
 
 class StoreTooNew(DamagedError):
     code = "store.too-new"
+
+
+class StoreNotEmpty(InputError):
+    code = "store.not-empty"
+
+
+class BadExport(InputError):
+    code = "store.bad-export"
 
 
 class InputChanged(InputError):

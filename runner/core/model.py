@@ -82,6 +82,8 @@ class Checkout(Struct, frozen=True, kw_only=True):
     commit: str | None = None
     depth: int | None = None
     include_dirty: bool = False
+    submodules: bool = False
+    lfs: bool = False
     within: Path | None = None
 
 

@@ -6,18 +6,19 @@ Looking for those takes 20 ms and more, so it is done only for a name that is no
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import runner
 from runner.core.errors import PluginBroken, UnknownPlugin, first_leaf, nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _OPEN = {"runner.agents": "agent", "runner.providers": "provider"}  # rooms, and what a module of each has
 
@@ -134,16 +135,21 @@ def fact(room: Room, name: str, constant: str, default: Any = None) -> Any:
 
     A built-in one is read from its text, since to import a provider may take longer than everything else together.
     """
+    from ast import literal_eval
+
     if name.partition(".")[0] not in names(room):
         return getattr(load(room, name), constant, default) if exists(room, name) else default
-    places = (Path(folder, *name.split(".")).with_suffix(".py") for folder in _folders(room))
-    text = next(place for place in places if place.exists()).read_text(encoding="utf-8")
+    places = (os.path.join(folder, *name.split(".")) + ".py" for folder in _folders(room))
+    with open(next(place for place in places if os.path.exists(place)), encoding="utf-8") as module:
+        text = module.read()
     line = re.search(rf"^{constant}(?:: [^=\n]+)? = ([^#\n]+)", text, re.MULTILINE)
-    return ast.literal_eval(line[1].strip()) if line else default
+    return literal_eval(line[1].strip()) if line else default
 
 
 def beside(room: Room, name: str) -> Path | None:
     """Return the folder of a plug-in of another distribution, which is as trusted as its code; ``None`` if built in."""
+    from pathlib import Path
+
     if name in names(room):
         return None
     file = load(room, name).__file__

@@ -164,6 +164,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
     mirror_limit: int  # bytes on disk of all mirrors of servers' repositories together
     dependencies_limit: int  # and of all dependencies that commands have made
     sources: Mapping[str, str]
+    untrusted_policy: Path | None  # the policy that manifests of a fork are held to, and may reach what it names
     git_credentials: str  # what servers get that are reached by https: ``none``, ``netrc``, or where a token is
     git_token: Token | None
     environment: Mapping[str, str]
@@ -173,6 +174,8 @@ class Settings(Confidential, frozen=True, kw_only=True):
     person: Mapping[str, str]  # where git and ssh find what is the user's; only for what the user pushes
     variables: Mapping[str, str]  # all of them; only for where the values of secrets come from
     ci: Mapping[str, str]  # what a CI says of the job; never handed on to a process
+    server: str | None  # that runs are started on and asked for, instead of this host
+    server_token: str
     has_browser: bool  # a page can be shown to the person here
 
     @classmethod
@@ -197,6 +200,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             docker_folder=_docker_folder(env),
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             dependencies_limit=read("RUNNER_DEPENDENCIES_LIMIT", parse_size, 10 << 30),
+            untrusted_policy=read("RUNNER_UNTRUSTED_POLICY", _home, None),
             git_credentials=read("RUNNER_GIT_CREDENTIALS", _credentials, "none"),
             git_token=_token(env),
             model_keys={api: _model_key(env, names) for api, (names, _) in _MODELS.items()},
@@ -207,6 +211,8 @@ class Settings(Confidential, frozen=True, kw_only=True):
             person={name: env[name] for name in (*_PERSON, *_REACH, "PATH") if env.get(name)},
             variables=dict(env),
             ci={name: value for name, value in env.items() if name.startswith(("GITHUB_", "CI_"))},
+            server=read("RUNNER_SERVER", lambda text: text, None),
+            server_token=env.get("RUNNER_TOKEN", ""),
             has_browser=any(env.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")),
         )
 
@@ -240,11 +246,13 @@ class Settings(Confidential, frozen=True, kw_only=True):
             "RUNNER_MIRROR_LIMIT": size_text(self.mirror_limit),
             "RUNNER_DEPENDENCIES_LIMIT": size_text(self.dependencies_limit),
             "RUNNER_GIT_CREDENTIALS": self._shown_credentials(),
+            "RUNNER_UNTRUSTED_POLICY": self.untrusted_policy or "(none)",
             "WORKSPACE_PROVIDERS": ", ".join(self.providers) if self.providers else "(manifests/defaults)",
             "WORKSPACE_TTL": duration_text(self.workspace_ttl),
             "WORKSPACE_MAX_AGE": duration_text(self.workspace_max_age) if self.workspace_max_age else "(none)",
             "RUN_RETENTION": duration_text(self.run_retention),
             "DOCKER_HOST": without_secrets(self.docker_host),
+            "RUNNER_SERVER": without_secrets(self.server or "(none)"),
             **{_url_name(api): without_secrets(url) for api, url in self.model_urls.items()},
         }
         return tuple((name, str(value), self.sources[name]) for name, value in values.items())

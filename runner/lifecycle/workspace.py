@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from runner.core.errors import WorkspaceLimit, WorkspaceState
+from runner.core.errors import WorkspaceAttachedElsewhere, WorkspaceLimit, WorkspaceState
 from runner.core.model import Limits
 from runner.core.model import WorkspaceStatus as S
 from runner.events.events import (
@@ -20,6 +20,7 @@ from runner.events.events import (
     ResourceRemovalStarted,
     ResourceRemoved,
     SlotClaimed,
+    WorkspaceAttached,
     WorkspaceRequested,
     WorkspaceSaved,
     WorkspaceStatusChanged,
@@ -34,6 +35,7 @@ WorkspaceEvent = (  # only these change a row
     | ResourceRemovalStarted
     | ResourceRemoved
     | SlotClaimed
+    | WorkspaceAttached
     | WorkspaceRequested
     | WorkspaceStatusChanged
     | WorkspaceUsed
@@ -82,20 +84,30 @@ _HINTS: Mapping[S, str] = {
 }
 
 
-def check_limit(most: int, rows: Sequence[WorkspaceRow], id: str | None = None) -> None:
+def check_limit(
+    most: int, rows: Sequence[WorkspaceRow], id: str | None = None, reserved: Mapping[str, int] | None = None
+) -> None:
     """Raises ``WorkspaceLimit`` when there is no room for another workspace, or for ``id`` beside those before it.
 
-    ``rows`` are all that there are, newest first, whoever has them. Of several that are made at once the first ones
-    have the room.
+    ``rows`` are all that there are, whoever has them. Of several that are made at once the first ones have the room.
+    A workspace that is ``reserved`` counts from that time, whether it is made yet or not.
     """
-    before = next((rows[at + 1 :] for at, row in enumerate(rows) if row.id == id), rows)
+    known = {row.id: row for row in rows}
+    since = {**{row.id: row.created for row in rows}, **(reserved or {})}
+    own = (since[id], id) if id is not None and id in since else None
+    before = [other for other, at in since.items() if other != id and (own is None or (at, other) < own)]
     if len(before) < most:
         return
-    idle = sorted((row for row in before if row.run is None), key=lambda row: row.used)
+    found = [known[other] for other in before if other in known]
+    of_runs = sum(row.run is not None for row in found)
+    of_sessions = len(before) - len(found) + sum(row.session is not None for row in found)
+    counts = {"runs": of_runs, "sessions": of_sessions, "others": len(before) - of_runs - of_sessions}
+    holders = ", ".join(f"{who} {count}" for who, count in counts.items() if count)
+    idle = sorted((row for row in found if row.run is None), key=lambda row: row.used)
     names = ", ".join(row.id for row in idle[:_IDLE])
     advice = f"destroy those not in use, longest idle first: {names}" if names else _WAIT
     raise WorkspaceLimit(
-        f"there is no room for another workspace beside {len(before)}: `WORKSPACE_MAX` is {most}",
+        f"there is no room for another workspace beside {len(before)}: `WORKSPACE_MAX` is {most} ({holders})",
         hint=f"{advice}; or set `WORKSPACE_MAX` higher",
     )
 
@@ -108,6 +120,11 @@ def fold(row: WorkspaceRow | None, owner: str, at: int, event: Event) -> Workspa
     match event:
         case WorkspaceRequested():
             return _requested(owner, at, event)
+        case WorkspaceAttached(session=session) if row is not None:
+            if session is not None and row.session not in (None, session):
+                message = f"workspace `{row.id}` is attached to session `{row.session}`"
+                raise WorkspaceAttachedElsewhere(message, hint="wait for its end, or detach it")
+            return replace(row, session=session)
         case ResourceIntended(kind="workspace", name=name, place=provider):
             row = row or WorkspaceRow(id=name, provider=provider, status=S.CREATING, created=at, used=at, run=owner)
             return replace(row, provider=provider, status=S.CREATING)
@@ -145,7 +162,7 @@ def named(owner: str, event: Event) -> str | None:
             return name
         case SlotClaimed(workspace=workspace):
             return workspace
-        case WorkspaceRequested() | WorkspaceStatusChanged() | WorkspaceUsed() | WorkspaceSaved():
+        case WorkspaceAttached() | WorkspaceRequested() | WorkspaceStatusChanged() | WorkspaceUsed() | WorkspaceSaved():
             return owner
         case BaseCommitRecorded():
             return owner  # of a run's journal there is no workspace of that name
@@ -171,4 +188,6 @@ def _requested(workspace: str, at: int, event: WorkspaceRequested) -> WorkspaceR
         not_enforced=event.not_enforced,
         image=event.image,
         tools=event.tools,
+        session=event.session,
+        mcp_server=event.mcp_server,
     )

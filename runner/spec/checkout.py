@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.errors import BadUrl
 from runner.core.model import Checkout
@@ -38,6 +39,8 @@ class RepoSource(Struct, frozen=True, kw_only=True):
     branch: str | None = None
     depth: int | None = None
     include_dirty: bool = False
+    submodules: bool = False
+    lfs: bool = False
 
 
 class TaskContext(Struct, frozen=True, kw_only=True):
@@ -57,24 +60,24 @@ def resolve_checkout(source: RepoSource, task: TaskContext) -> Checkout | None:
     which speak of that repository. A task without a repository is not an error: the agent simply
     starts in an empty directory.
     """
+    checkout = Checkout(
+        url=source.url,
+        path=source.path,
+        branch=source.branch,
+        depth=source.depth if source.type == "local" else source.depth or URL_DEPTH,
+        include_dirty=source.include_dirty,
+        submodules=source.submodules,
+        lfs=source.lfs,
+    )
     match source.type:
         case "none":
             return None
-        case "fixed":
-            return Checkout(url=source.url, branch=source.branch, depth=source.depth or URL_DEPTH)
-        case "local":
-            return Checkout(
-                path=source.path, branch=source.branch, depth=source.depth, include_dirty=source.include_dirty
-            )
+        case "fixed" | "local":
+            return checkout
         case "task_context":
             if task.repository_url is None:
                 return None
-            return Checkout(
-                url=task.repository_url,
-                branch=task.branch or source.branch,
-                commit=task.commit,
-                depth=source.depth or URL_DEPTH,
-            )
+            return replace(checkout, url=task.repository_url, branch=task.branch or source.branch, commit=task.commit)
 
 
 def judge_url(url: str) -> BadUrl | None:

@@ -12,6 +12,7 @@ from runner.core.ids import BRANCH_HINT, is_branch
 from runner.core.sanitize import excerpt
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
+from runner.manifest.kinds.mcp_server import Spec as McpServerSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
@@ -67,8 +68,10 @@ def missing_faults(selected: Selected, missing: Iterable[Missing]) -> Iterator[R
 def _place(selected: Selected, missing: Missing) -> Place:
     agent, run = selected.agent_type, selected.run
     match missing.what:
-        case Wanted.PROVIDERS | Wanted.TOOLCHAINS | Wanted.DEPENDENCIES | Wanted.NETWORK:
-            return agent.place("workspace", missing.what.value)
+        case (
+            Wanted.PROVIDERS | Wanted.TOOLCHAINS | Wanted.DEPENDENCIES | Wanted.NETWORK | Wanted.SUBMODULES | Wanted.LFS
+        ):
+            return agent.place("workspace", *missing.what.value.split("."))
         case Wanted.IMAGE:
             return agent.place("workspace", "base_image")
         case Wanted.CHECKOUT:
@@ -115,6 +118,8 @@ def _checked(spec: BaseModel) -> Iterator[Checked]:
                 if not isinstance(one, str):
                     keep = [path.removeprefix("~/") for path in one.keep]
                     yield ("workspace", "dependencies", position, "keep"), keep, check_protected
+        case McpServerSpec():
+            yield ("toolchains",), spec.toolchains, check_toolchain
         case ProjectSpec():
             yield ("protected_paths",), spec.protected_paths, check_protected
         case PolicyKindSpec():

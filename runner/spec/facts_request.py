@@ -202,6 +202,8 @@ def _checkout(selected: Selected) -> Checkout | None:
             branch=source.branch,
             depth=source.depth,
             include_dirty=source.include_dirty,
+            submodules=source.submodules,
+            lfs=source.lfs,
         ),
         TaskContext(**dict(task)) if task else TaskContext(),
     )

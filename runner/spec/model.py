@@ -15,6 +15,7 @@ from runner.core.hosts import NetworkSpec
 from runner.core.injection import Injection
 from runner.core.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount, Pull
 from runner.manifest.load import DEFAULTS
+from runner.plan.model import PlannedMessage, PlannedWebhook
 from runner.spec.checkout import TaskContext
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ class CommitFact(Struct, frozen=True):
     commit: str
     branch: str
     dirty: bool
+
+
+class PartsFact(Struct, frozen=True):
+    """The parts that a commit only refers to: its submodules as ``.gitmodules`` lists them, and whether it uses LFS."""
+
+    submodules: tuple[str, ...] = ()
+    lfs: bool = False
 
 
 class PolicyFile(Struct, frozen=True):
@@ -121,6 +129,8 @@ class Wanted(StrEnum):
     INCIDENT = "incident"
     SKILL = "skill"
     NETWORK = "network"
+    SUBMODULES = "repo_source.submodules"
+    LFS = "repo_source.lfs"
     AGENTS_FILE = "agents file"
 
 
@@ -144,6 +154,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     """
 
     commit: CommitFact | None = None
+    parts: PartsFact = PartsFact()
     policy: PolicyFile | None = None
     image: str | None = None
     cluster: ClusterFact | None = None
@@ -397,6 +408,8 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     max_parallel: int | None
     outputs: Mapping[str, str]
     secrets: tuple[SecretSpec, ...] = ()
+    webhook: PlannedWebhook | None = None
+    messages: tuple[PlannedMessage, ...] = ()
     debug: bool = False
     member: str = ""
     preload: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ def policies_of(
     sets: Mapping[str, NetworkSpec] | None = None,
 ) -> tuple[tuple[PolicySpec, ...], OwnPolicy | None, list[RunnerError]]:
     """Compose policies with the repository's own, if any, and return that one too."""
-    policies = tuple(_policy(document, sets or {}) for document in documents)
+    policies = tuple(policy_spec(document, sets or {}) for document in documents)
     if file is None:
         return policies, None, []
     own, found = read_own(file)
@@ -49,7 +49,8 @@ def network_sets(selected: Selected, found: RunFacts, *, ceiling: bool = False) 
     return {**teams, **tools}
 
 
-def _policy(document: Document, sets: Mapping[str, NetworkSpec]) -> PolicySpec:
+def policy_spec(document: Document, sets: Mapping[str, NetworkSpec]) -> PolicySpec:
+    """Return a document's ceilings; its network has the hosts of ``sets``."""
     spec = document.spec
     assert isinstance(spec, PolicyKindSpec)
     network = spec.network
@@ -84,12 +85,18 @@ def provider_faults(selected: Selected, providers: Sequence[str], policies: Sequ
 
 
 def network_faults(
-    selected: Selected, wanted: Mapping[str, NetworkSpec], policies: Sequence[PolicySpec], *, untrusted: bool
+    selected: Selected, wanted: Mapping[str, NetworkSpec], policies: Sequence[PolicySpec], *, untrusted: bool, may: bool
 ) -> list[RunnerError]:
-    """List what an agent type may reach beyond each policy; a stranger's may reach nothing."""
+    """List what an agent type may reach beyond each policy.
+
+    A stranger's may (``may``) reach what this host's own policy names, and no tool of this host is asked for it.
+    """
     at = selected.agent_type.place("workspace", "network")
-    if untrusted and any(wanted.values()):
+    if not may and any(wanted.values()):
         return [NetworkForbidden("manifests of a fork get no network", at=at, hint="write `network: none`")]
+    if untrusted and selected.tools:
+        message = f"no tool of this host is asked for the hosts of `{selected.tools[0]}` for manifests of a fork"
+        return [NetworkForbidden(message, at=at, hint="name the hosts")]
     found: dict[object, RunnerError] = {}  # one for each line, which may be for several steps
     for policy in policies:
         for step, network in wanted.items():

@@ -22,6 +22,7 @@ from runner.spec.demands import demands_of, limits_of, protected_paths_of, warm_
 from runner.spec.document_faults import document_faults, missing_faults, template_faults
 from runner.spec.facts_request import FactsRequest, argv_of, facts_request
 from runner.spec.incident import incident_advice
+from runner.spec.messages import message_faults, messages_of, webhook_of
 from runner.spec.model import (
     CommandCheck,
     CommitFact,
@@ -36,7 +37,7 @@ from runner.spec.model import (
     VerifySpec,
     Wanted,
 )
-from runner.spec.policies import network_faults, network_sets, policies_of, provider_faults
+from runner.spec.policies import network_faults, network_sets, policies_of, policy_spec, provider_faults
 from runner.spec.preload import namespace_of, preload_faults
 from runner.spec.repository import OwnPolicy, with_network
 from runner.spec.secrets import secret_faults, secrets_of
@@ -75,11 +76,14 @@ def resolve(
     policies, own, faults = policies_of(
         selected.policies, found.policy, untrusted=untrusted, sets=network_sets(selected, found, ceiling=True)
     )
+    held_to = None if selected.host_policy is None else policy_spec(selected.host_policy, {})
+    policies += () if held_to is None else (held_to,)
     networks = networks_of(types, workspace.network, "workspace", "network", sets=network_sets(selected, found))
     findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies, untrusted)]
     if record_network:
         networks = dict.fromkeys(networks, NetworkSpec(open=True, origin="--record-network"))
-    findings += network_faults(selected, networks, policies, untrusted=untrusted)
+    may = not untrusted or (held_to is not None and held_to.network is not None)
+    findings += network_faults(selected, networks, policies, untrusted=untrusted, may=may)
     why_not = "manifests of a fork get no network" if untrusted else ""
     if record_network or types.wrote("workspace", "network"):
         why_not = f"`{types.name}` says what its workspaces reach"
@@ -88,6 +92,8 @@ def resolve(
     demands = demands_of(selected, settings, networks, added_at=added_at)
     lent = found.lent or Lent(needs.toolchains)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
+    findings += message_faults(selected, untrusted=untrusted)
+    messages, secrets = messages_of(selected)
     spec = RunSpec(
         name=name,
         origin=selected.run.origin(),
@@ -141,7 +147,9 @@ def resolve(
         group=selected.group,
         max_parallel=run.matrix.max_parallel if run.matrix else None,
         outputs={output: found.file for output, found in run.outputs.items()},
-        secrets=secrets_of(selected),
+        secrets=(*secrets_of(selected), *secrets),
+        webhook=webhook_of(selected),
+        messages=messages,
         skills=tuple(agent.skills),
         debug=run.debug,
         member=name if run.matrix and (run.matrix.agent_type or run.matrix.model) else "",

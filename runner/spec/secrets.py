@@ -8,6 +8,7 @@ from runner.core.errors import BadValue, Place, RunnerError, SecretForbidden, Un
 from runner.core.model import Feature
 from runner.manifest.injection import InjectedSecret
 from runner.manifest.kinds.agent_type import GivenSecret
+from runner.manifest.load import Document
 from runner.manifest.network import injected_in
 from runner.manifest.secret_source import SecretSource
 from runner.spec.model import Demand, FromCommand, FromEnv, FromFile, FromKeyring, PolicySpec, SecretSpec
@@ -19,7 +20,7 @@ def secrets_of(selected: Selected) -> tuple[SecretSpec, ...]:
     given = tuple(
         SecretSpec(
             name=secret.name,
-            source=_source(secret.from_, selected),
+            source=source_of(secret.from_, selected.agent_type),
             steps=tuple(secret.steps),
             as_file=secret.as_ == "file",
             at=place("secrets", position, "from"),
@@ -29,7 +30,7 @@ def secrets_of(selected: Selected) -> tuple[SecretSpec, ...]:
     injected = (
         SecretSpec(
             name=secret.name,
-            source=_source(secret.from_, selected),
+            source=source_of(secret.from_, selected.agent_type),
             steps=steps,
             as_file=False,
             at=place(*keys, "from"),
@@ -44,11 +45,11 @@ def _injected(selected: Selected) -> Iterator[tuple[InjectedSecret, tuple[str, .
     return injected_in(selected.agent.workspace.network, "workspace", "network")
 
 
-def _source(source: SecretSource, selected: Selected) -> FromEnv | FromFile | FromCommand | FromKeyring:
+def source_of(source: SecretSource, document: Document) -> FromEnv | FromFile | FromCommand | FromKeyring:
     if source.env is not None:
         return FromEnv(source.env)
     if source.file is not None:
-        beside = "" if source.file.startswith("~/") else f"{selected.agent_type.directory.absolute()}/"
+        beside = "" if source.file.startswith("~/") else f"{document.directory.absolute()}/"
         return FromFile(source.file if source.file.startswith("/") else f"{beside}{source.file}")
     if source.command is not None:
         return FromCommand(tuple(source.command))

@@ -42,6 +42,7 @@ class Selected(Struct, frozen=True, kw_only=True):
 
     ``incident`` is the incident's directory as written, and where; ``model`` that of a matrix, and its place in it.
     ``needs`` are names of runs; ``group`` is the document's name, which all members of a matrix share.
+    ``host_policy`` is this host's, which manifests of a fork are held to beside their own.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Selected(Struct, frozen=True, kw_only=True):
     model: tuple[str, int] | None = None
     needs: tuple[str, ...] = ()
     network_sets: tuple[Document, ...] = ()
+    host_policy: Document | None = None
 
     @property
     def group(self) -> str:
@@ -94,7 +96,8 @@ class Selected(Struct, frozen=True, kw_only=True):
     @property
     def documents(self) -> tuple[Document, ...]:
         project = (self.project,) if self.project else ()
-        return (self.run, self.agent_type, *self.policies, *project, *self.network_sets)
+        host = (self.host_policy,) if self.host_policy else ()
+        return (self.run, self.agent_type, *self.policies, *host, *project, *self.network_sets)
 
 
 def select(

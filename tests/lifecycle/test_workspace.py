@@ -33,6 +33,8 @@ REQUESTED = ev.WorkspaceRequested(
                 Limits(cpus=2),
                 "sha256:1",
                 ("read",),
+                "s-1",
+                None,
             ),
             strict=True,
         )
@@ -87,6 +89,7 @@ def test_a_request_is_the_whole_row() -> None:
         limits=Limits(pids=5),
         not_enforced=Limits(cpus=2),
         image="sha256:1",
+        session="s-1",
         tools=("read",),
     )
 
@@ -221,10 +224,19 @@ def test_there_is_room_up_to_the_limit_and_the_first_have_it() -> None:
         check_limit(2, made("c", "b", "a"), "c")
 
 
+def test_a_reserved_place_is_as_old_as_its_reservation() -> None:
+    rows = made("b", "a")
+    check_limit(2, rows, "new", {"new": -1})
+    with pytest.raises(WorkspaceLimit, match=r"\(sessions 1, others 2\)$"):
+        check_limit(3, rows, reserved={"new": -1})
+    with pytest.raises(WorkspaceLimit):
+        check_limit(2, rows, "b", {"new": -1})
+
+
 def test_one_workspace_too_many_is_refused_with_those_that_are_idle_for_longest() -> None:
-    with pytest.raises(WorkspaceLimit, match=r"beside 4: `WORKSPACE_MAX` is 4$") as idle:
+    with pytest.raises(WorkspaceLimit, match=r"beside 4: `WORKSPACE_MAX` is 4 \(others 4\)$") as idle:
         check_limit(4, made("d", "c", "b", "a"))
-    with pytest.raises(WorkspaceLimit, match=r"beside 1: `WORKSPACE_MAX` is 1$") as busy:
+    with pytest.raises(WorkspaceLimit, match=r"beside 1: `WORKSPACE_MAX` is 1 \(runs 1\)$") as busy:
         check_limit(1, made("r-1", run="r"))
 
     assert idle.value.hint == "destroy those not in use, longest idle first: a, b, c; or set `WORKSPACE_MAX` higher"
