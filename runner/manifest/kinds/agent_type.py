@@ -145,6 +145,10 @@ class Timeouts(Shape):
     verify: Duration = Field(description="All checks together.")
 
 
+def _not_both(one: str, other: str) -> JsonDict:
+    return {"not": {"properties": {one: {"const": True}, other: {"const": True}}, "required": [one, other]}}
+
+
 class RepoSource(Shape):
     """Source of the code in the workspace."""
 
@@ -159,7 +163,13 @@ class RepoSource(Shape):
                     {"required": ["path"], "properties": {"path": _WRITTEN}},
                     {"properties": {"path": _NULL, "include_dirty": False}},
                 ),
-                _of_type("none", {"properties": {"branch": _NULL, "depth": _NULL}}, {}),
+                _of_type(
+                    "none",
+                    {"properties": {"branch": _NULL, "depth": _NULL, "submodules": False, "lfs": False}},
+                    {},
+                ),
+                _not_both("include_dirty", "submodules"),
+                _not_both("include_dirty", "lfs"),
             ]
         }
     )
@@ -177,13 +187,15 @@ class RepoSource(Shape):
         description="Number of commits of history; default: one for a URL, all for a directory.",
     )
     include_dirty: bool = Field(False, description="Copies uncommitted files too; with `local`.")
+    submodules: bool = Field(False, description="Fetches submodules too; else they are empty directories.")
+    lfs: bool = Field(False, description="Fetches the content of files in Git LFS too; else they are pointers.")
 
     @model_validator(mode="after")
     def _fields_fit_the_type(self) -> RepoSource:
         takes: dict[str, set[str]] = {
-            "task_context": {"branch", "depth"},
-            "fixed": {"url", "branch", "depth"},
-            "local": {"path", "include_dirty", "branch", "depth"},
+            "task_context": {"branch", "depth", "submodules", "lfs"},
+            "fixed": {"url", "branch", "depth", "submodules", "lfs"},
+            "local": {"path", "include_dirty", "branch", "depth", "submodules", "lfs"},
             "none": set(),
         }
         given = {name for name in self.model_fields_set - {"type"} if getattr(self, name) is not None}
@@ -194,6 +206,11 @@ class RepoSource(Shape):
         needed = {"fixed": "url", "local": "path"}.get(self.type)
         if needed and needed not in given:
             faults.append(Fault((), f"a source of type `{self.type}` needs `{needed}`", f"add `{needed}`"))
+        faults += [
+            Fault((name,), f"`{name}` and `include_dirty` exclude each other", "commit, or remove one of them")
+            for name in ("submodules", "lfs")
+            if self.include_dirty and getattr(self, name)
+        ]
         if faults:
             raise Faults(*faults)
         return self

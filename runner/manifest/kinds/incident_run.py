@@ -22,6 +22,7 @@ from runner.manifest.kinds._fields import (
     Word,
     no_repeats,
 )
+from runner.manifest.messages import Notification, Webhook
 
 KIND = "IncidentRun"
 
@@ -181,6 +182,8 @@ class Spec(Body):
     post_hooks: list[Command] = Field(description="Commands after the agent, after those of its type.")
     snapshot: Snapshot | None = Field(None, description="The commit that holds the result.")
     timeout: Duration = Field(description="Time limit of the whole run.")
+    webhook: Webhook | None = Field(None, description="Messages that start it, by a server.")
+    notify: list[Notification] = Field(description="Messages about it, to people and programs.")
     debug: bool = Field(description="Keeps the transcripts of the agent's session and the log of its commands.")
 
     @model_validator(mode="after")
