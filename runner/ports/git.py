@@ -91,6 +91,66 @@ class SnapshotOptions(Struct, frozen=True):
     exclude: frozenset[bytes] = field(default_factory=frozenset)
 
 
+class Submodule(Struct, frozen=True):
+    path: bytes
+    commit: str
+
+
+class LfsFile(Struct, frozen=True):
+    """A file that is a pointer in its commit; SHA-256 and size are those of its content."""
+
+    path: bytes
+    mode: int
+    sha256: str
+    size: int
+
+
+class Parts(Struct, frozen=True):
+    """The parts of a checkout that its commit only refers to, by their paths in the whole; outer ones first."""
+
+    submodules: tuple[Submodule, ...] = ()
+    lfs: tuple[LfsFile, ...] = ()
+
+    @property
+    def paths(self) -> frozenset[bytes]:
+        return frozenset([one.path for one in self.submodules] + [one.path for one in self.lfs])
+
+    def directly_in(self, submodule: bytes = b"") -> frozenset[bytes]:
+        """Return the paths of the parts that are in the whole, or in a submodule, and in no submodule of it."""
+        above = submodule + b"/" if submodule else b""
+        deeper = tuple(
+            one.path + b"/" for one in self.submodules if one.path.startswith(above) and one.path != submodule
+        )
+        return frozenset(path for path in self.paths if path.startswith(above) and not path.startswith(deeper))
+
+
+class PartsRequest(Struct, frozen=True, kw_only=True):
+    """The parts to fetch of a repository at a ``url`` or ``path``, which may not lead out of ``within``.
+
+    Servers of submodules that ``untrusted`` manifests lead to see no credentials.
+    """
+
+    url: str | None
+    path: Path | None
+    within: Path | None = None
+    submodules: bool = False
+    lfs: bool = False
+    untrusted: bool = False
+    lfs_bytes: int = 10 << 30  # of all files of LFS
+
+
+class PartChanges(Struct, frozen=True):
+    """Differences of parts on a disk: how each file differs, and the number of new files in submodules.
+
+    ``lfs_files`` are all files of LFS.
+    """
+
+    submodules: Mapping[bytes, str] = {}
+    lfs: Mapping[bytes, str] = {}
+    lfs_files: frozenset[bytes] = frozenset()
+    new: int = 0
+
+
 class Git(Protocol):
     name: str
 
@@ -148,6 +208,18 @@ class Git(Protocol):
 
     async def read_url(self, url: str, commit: str, name: str, *, depth: int | None, limit: int) -> bytes | None:
         """Read a file as ``read_file`` does, of a commit on a server, mirrored as by ``fetch_url``, with its errors."""
+
+    async def fetch_parts(self, repository: Path, commit: str, wanted: PartsRequest) -> Parts:
+        """Fetch what a commit of a private repository only refers to, and note it there.
+
+        From then on ``check_out`` and ``materialise`` put it into their trees, ``snapshot`` leaves it as the base has
+        it, and ``compare`` compares it too. Each submodule is fetched from the user's own clone or by a URL that
+        ``fetch_url`` takes, with its errors; raises ``Untrusted``, ``BadSource`` for what is nowhere, and
+        ``RemoteOverLimit`` for too many submodules, too deep ones, and too large files of LFS.
+        """
+
+    async def part_changes(self, repository: Path, tree: Path | int) -> PartChanges:
+        """Compare the parts of a checkout with what ``fetch_parts`` has fetched."""
 
     async def check_out(
         self, repository: Path, commit: str, *, into: Path, branch: str, origin: str | None = None

@@ -198,6 +198,9 @@ class Process(Protocol):
         ``Exit.oom`` says that the main process was among them.
         """
 
+    async def count(self) -> None:
+        """Bring ``oom_kills`` up to date while the command runs."""
+
     async def wait(self) -> Exit:
         """Wait for the main process. Its descendants may live until the block around ``exec`` ends.
 
@@ -230,15 +233,16 @@ class Workspace(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         on_stop: Callable[[StopStage], None] | None = None,
+        grace: float | None = None,
     ) -> AbstractAsyncContextManager[Process]:
         """Start a command and own its whole process tree for the length of the block.
 
-        Leaving the block with the command still running, and cancelling, are the same: TERM to the
-        tree, ``STOP_GRACE`` seconds (at most one for the descendants once the main process has ended), KILL, at
-        most ``KILL_GRACE`` more. If processes survive that, the provider may kill the whole sandbox and wait
-        ``KILL_GRACE`` again: the workspace is then lost, and this block ends normally. Survivors of that raise
-        ``Escaped`` with their pids, and the control group where there is one. Descendants that a command leaves behind
-        when it ends by itself are killed at once.
+        Leaving the block with the command still running, and cancelling, are the same: TERM to the tree, ``grace`` or
+        ``STOP_GRACE`` seconds (at most one for the descendants once the main process has ended), KILL, at most
+        ``KILL_GRACE`` more. If processes survive that, the provider may kill the whole sandbox and wait ``KILL_GRACE``
+        again: the workspace is then lost, and this block ends normally. Survivors of that raise ``Escaped`` with their
+        pids, and the control group where there is one. Descendants that a command leaves behind when it ends by itself
+        are killed at once.
 
         ``on_stop`` is called synchronously as each stage begins, at most once a stage, and not for a stage that finds
         nothing alive. ``env`` is added to the sandbox's. No terminal, no descriptors but 0, 1 and 2.
@@ -351,6 +355,14 @@ class Images(Protocol):
 
     async def labels(self, image: str) -> Mapping[str, str]:
         """Read the labels of an image, of which there are none before it is here. Raises ``ProviderFailed``."""
+
+
+@runtime_checkable
+class DiskUse(Protocol):
+    """The part of a provider that watches the disk of workspaces whose files are elsewhere while a sandbox is open."""
+
+    async def disk_bytes(self, handle: Handle, here: Callable[[], Awaitable[int]]) -> int:
+        """Return the bytes of all that commands have written, or what ``here`` measures when no sandbox is open."""
 
 
 class SandboxHandoff(Struct, frozen=True):

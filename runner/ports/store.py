@@ -30,6 +30,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     rehearsal: str | None = None
     manifests: str | None = None
     runner: str | None = None
+    project: str = DEFAULT_PROJECT
 
 
 class RunnerRow(Struct, frozen=True, kw_only=True):
@@ -68,12 +69,13 @@ class ProjectRow(Struct, frozen=True, kw_only=True):
 class WorkspaceRow(Struct, frozen=True, kw_only=True):
     """The state of a workspace. Times are microseconds since the epoch, UTC.
 
-    ``run`` is the run that made it, and will remove it, if any. ``path`` is an adopted directory, with its ``inode`` at
-    that time. ``base`` is the commit that its work is compared with, ``snapshot`` the last one saved of it. ``expires``
-    is ``None`` for one that lives until it is destroyed. ``not_enforced`` are limits that it should have beside
-    ``limits``, and that its provider cannot enforce. ``image`` is the id of the system that its commands see. ``slot``
-    is its id in a warm pool before it was claimed, which its directories are named after. ``tools`` are those that may
-    be called in it, ``None`` for all.
+    ``run`` is the run that made it, and will remove it, if any. ``session`` is the one that it is attached to. ``path``
+    is an adopted directory, with its ``inode`` at that time. ``base`` is the commit that its work is compared with,
+    ``snapshot`` the last one saved of it. ``expires`` is ``None`` for one that lives until it is destroyed.
+    ``not_enforced`` are limits that it should have beside ``limits``, and that its provider cannot enforce. ``image``
+    is the id of the system that its commands see. ``slot`` is its id in a warm pool before it was claimed, which its
+    directories are named after. ``tools`` are those that may be called in it, ``None`` for all. ``mcp_server`` is the
+    server that it hosts.
     """
 
     id: str
@@ -85,6 +87,7 @@ class WorkspaceRow(Struct, frozen=True, kw_only=True):
     persistent: bool = False
     project: str = DEFAULT_PROJECT
     run: str | None = None
+    session: str | None = None
     path: str | None = None
     inode: int | None = None
     url: str | None = None
@@ -96,6 +99,21 @@ class WorkspaceRow(Struct, frozen=True, kw_only=True):
     image: str | None = None
     slot: str | None = None
     tools: tuple[str, ...] | None = None
+    mcp_server: str | None = None
+
+
+class EntryRow(Struct, frozen=True, kw_only=True):
+    """Something that a client of a server has made: its ``body`` is the JSON of its ``kind``.
+
+    The store sets ``created``, microseconds since the epoch, UTC, and ``version``, which is 0 for what is not stored.
+    """
+
+    kind: str
+    name: str
+    body: str
+    state: str = ""
+    version: int = 0
+    created: int = 0
 
 
 class PoolRow(Struct, frozen=True):
@@ -162,12 +180,19 @@ class Reader(Protocol):
         self,
         *,
         status: str | None = None,
+        exit_code: int | None = None,
         name: str | None = None,
         since: int | None = None,
+        projects: Sequence[str] | None = None,
         before: Cursor | None = None,
         limit: int | None = None,
     ) -> list[RunRow]:
-        """List runs, newest first. In ``name`` only ``*`` stands for others; ``since`` is a time like ``created``."""
+        """List runs, newest first. In ``name`` only ``*`` stands for others; ``since`` is a time like ``created``,
+        ``projects`` are those that they belong to.
+        """
+
+    async def run_counts(self) -> dict[str, int]:
+        """Return the number of runs by status."""
 
     async def find(self, run: str) -> RunRow:
         """Return the run whose id starts with ``run``, or the newest for ``last``. Raises ``UnknownRun``."""
@@ -180,6 +205,17 @@ class Reader(Protocol):
 
     async def project(self, name: str) -> ProjectRow:
         """Return a project. Raises ``UnknownProject``, with near misses."""
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        *,
+        name: str | None = None,
+        state: str | None = None,
+        before: Cursor | None = None,
+        limit: int | None = None,
+    ) -> list[EntryRow]:
+        """List entries, newest first."""
 
     async def pools(self) -> list[PoolRow]:
         """List every warm pool, by name; those of size 0 as well."""
@@ -241,6 +277,15 @@ class Store(Reader, Protocol):
         """Make or change the record of a project. Raises ``ProjectOwned`` for a manifest's, when no manifest changes
         it.
         """
+
+    async def put_entry(self, entry: EntryRow) -> EntryRow | None:
+        """Make an entry of version 0, or change one, and return it as stored.
+
+        ``None`` when there is one of that name already, or it has another version by now.
+        """
+
+    async def remove_entry(self, kind: str, name: str) -> bool:
+        """Remove an entry; return whether there was one."""
 
     async def put_pools(self, pools: Sequence[PoolRow]) -> None:
         """Replace all pools by these, all or none."""

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from runner.core import plugins
-from runner.core.errors import BadStoreUrl, UnknownPlugin
+from runner.core.errors import BadStoreUrl, UnknownPlugin, UsageError
 from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
@@ -39,11 +39,24 @@ def open_store(
 
 def open_to_restore(url: str, *, entropy: Callable[[int], bytes]) -> AbstractAsyncContextManager[SqlStore]:
     """Open a store that can be given what it once had. Raises ``BadStoreUrl``, also for one in memory."""
-    scheme, place = _locate(url)
-    if url == "memory:":
-        raise BadStoreUrl("a store in memory keeps nothing", hint="set RUNNER_DATABASE_URL to another, or unset it")
+    scheme, place = _locate_kept(url)
     opened = scheme.open_store(place, entropy=entropy)
     return cast("AbstractAsyncContextManager[SqlStore]", opened)
+
+
+async def export(url: str, file: BinaryIO) -> int:
+    """Write a whole store to a file, and return the number of its rows.
+
+    Raises ``UsageError`` for an empty one, ``BadStoreUrl``, also for one in memory, and what the scheme raises.
+    """
+    from runner.store.memory import MemoryStore
+
+    scheme, place = _locate_kept(url)
+    async with scheme.open_reader(place) as store:
+        rows = 0 if isinstance(store, MemoryStore) else int(await store.export(file))
+    if not rows:
+        raise UsageError("the store is empty", hint="name the store to export in RUNNER_DATABASE_URL")
+    return rows
 
 
 def open_reader(url: str, *, must_exist: bool = False) -> AbstractAsyncContextManager[Reader]:
@@ -56,6 +69,12 @@ def exists(url: str) -> bool:
     """Tell whether anything was ever stored there. Raises ``BadStoreUrl``."""
     scheme, place = _locate(url)
     return bool(scheme.exists(place))
+
+
+def _locate_kept(url: str) -> tuple[ModuleType, Any]:
+    if url == "memory:":
+        raise BadStoreUrl("a store in memory keeps nothing", hint="set RUNNER_DATABASE_URL to another, or unset it")
+    return _locate(url)
 
 
 def _locate(url: str) -> tuple[ModuleType, Any]:

@@ -27,6 +27,10 @@ class Rows(Protocol):
     @property
     def rowcount(self) -> int: ...
 
+    @property
+    def description(self) -> Any:
+        """List the columns, each by a tuple that begins with its name."""
+
     def fetchone(self) -> Any: ...
 
     def fetchall(self) -> list[Any]: ...
@@ -81,6 +85,9 @@ class Database(Protocol):
         Transactions that have one of ``names`` in common come one after the other. When the connection is lost
         ``action`` is called again, after a commit whose reply was lost only if its answer is not ``stored``.
         """
+
+    def snapshot(self, action: Callable[[], T]) -> T:
+        """Call ``action``, which only reads, on one state of the database."""
 
     def savepoint(self) -> AbstractContextManager[None]:
         """Undo the block, and nothing before it, for an error of ``refusals``, which comes out."""

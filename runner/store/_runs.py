@@ -15,7 +15,7 @@ from runner.ports.store import Cursor, RunRow, WorkspaceRow
 from runner.store._database import Connection
 from runner.store._rows import as_rows, storable, where
 
-_COLUMNS = "id, name, status, exit_code, plan, created, ended, resumes, rehearsal, manifests, runner"
+_COLUMNS = "id, name, status, exit_code, plan, created, ended, resumes, rehearsal, manifests, runner, project"
 _NEWEST = "ORDER BY created DESC, id DESC"
 ALL = (1 << 63) - 1  # rows
 CANDIDATES = 8  # that an error lists
@@ -27,15 +27,19 @@ def read_runs(
     connection: Connection,
     *,
     status: str | None = None,
+    exit_code: int | None = None,
     name: str | None = None,
     since: int | None = None,
+    projects: Sequence[str] | None = None,
     before: Cursor | None = None,
     limit: int | None = None,
 ) -> list[RunRow]:
     clause, values = where(
         ("status = ?", None if status is None else (status,)),
+        ("exit_code = ?", None if exit_code is None else (exit_code,)),
         ("glob(?, name)", None if name is None else (glob_of(name),)),
         ("created >= ?", None if since is None else (since,)),
+        (f"project IN ({', '.join('?' * len(projects or ())) or 'NULL'})", projects),
         ("(created, id) < (?, ?)", before),
     )
     query = f"SELECT {_COLUMNS} FROM runs {clause} {_NEWEST} LIMIT ?"

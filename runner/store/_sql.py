@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import TypeVar, get_args
+from typing import BinaryIO, TypeVar, get_args
 
 import trio
 from msgspec import Struct
@@ -34,13 +34,14 @@ from runner.events.events import (
 from runner.events.record import replay
 from runner.lifecycle.lease import LeaseEvent
 from runner.lifecycle.workspace import WorkspaceEvent, named
-from runner.ports.store import Cursor, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
+from runner.ports.store import Cursor, EntryRow, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._database import Connection, Database, Hook
+from runner.store._entries import drop_entry, is_entry, read_entries, write_entry
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
 from runner.store._rows import storable
 from runner.store._runners import drop_runner, is_runner, read_runners, replace_runner, write_runner
-from runner.store._runs import find_run, read_runs, run_exists_error
+from runner.store._runs import ALL, find_run, read_runs, run_exists_error
 from runner.store._slots import (
     change_slot,
     drop_slot,
@@ -53,6 +54,7 @@ from runner.store._slots import (
     write_sizes,
     write_slot,
 )
+from runner.store._transfer import dump, is_empty, load
 from runner.store._workspaces import (
     find_workspace,
     project_workspace,
@@ -63,6 +65,7 @@ from runner.store._workspaces import (
 )
 
 T = TypeVar("T")
+_PAGE = 64  # events that a watcher holds
 
 _PROJECTED = frozenset[type[Event]](
     (*get_args(WorkspaceEvent), *get_args(LeaseEvent), PoolMissed, RunStarted, RunEnded, SnapshotPublished)
@@ -110,10 +113,22 @@ class Reader:
     async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
         while True:
             written = self._database.next_write(run)
-            for recorded in await self.events(run, after=after):
+            page = await self._database.run(partial(self._read_events, _RUN_JOURNAL, run, after, _PAGE))
+            for recorded in page:
                 after = recorded.seq
                 yield recorded
-            await self._database.wait(written)
+            if len(page) < _PAGE:
+                await self._database.wait(written)
+
+    async def export(self, file: BinaryIO) -> int:
+        """Write one state of the whole store to a file, in place of what it holds, and return the number of rows."""
+
+        def write() -> int:
+            file.seek(0)
+            file.truncate()
+            return dump(self._connection, file)
+
+        return await self._database.run(lambda: self._database.snapshot(write))
 
     async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
         return await self._database.run(lambda: self._read_events(_WORKSPACE_JOURNAL, workspace, after))
@@ -157,7 +172,7 @@ class Reader:
                 raise self._database.damaged(f"the events of run {owner} do not fit together") from error
             if [recorded.seq for recorded in history] != list(range(1, len(history) + 1)):
                 raise self._database.damaged(f"events of {owner} are lacking")
-        for read in (self.workspaces, self.leases, self.runners, self.projects, self.pools, self.slots):
+        for read in (self.workspaces, self.leases, self.runners, self.projects, self.entries, self.pools, self.slots):
             await read()
         await self.anchor()
         await self.newest()
@@ -167,13 +182,19 @@ class Reader:
         self,
         *,
         status: str | None = None,
+        exit_code: int | None = None,
         name: str | None = None,
         since: int | None = None,
+        projects: Sequence[str] | None = None,
         before: Cursor | None = None,
         limit: int | None = None,
     ) -> list[RunRow]:
-        wanted = partial(read_runs, status=status, name=name, since=since, before=before, limit=limit)
-        return await self._database.run(lambda: wanted(self._connection))
+        wanted = partial(read_runs, status=status, exit_code=exit_code, name=name, since=since, projects=projects)
+        return await self._database.run(lambda: wanted(self._connection, before=before, limit=limit))
+
+    async def run_counts(self) -> dict[str, int]:
+        query = "SELECT status, count(*) FROM runs GROUP BY status ORDER BY status"
+        return await self._database.run(lambda: dict(self._connection.execute(query).fetchall()))
 
     async def find(self, run: str) -> RunRow:
         return await self._database.run(lambda: find_run(self._connection, run))
@@ -187,6 +208,18 @@ class Reader:
     async def project(self, name: str) -> ProjectRow:
         return find_project(await self.projects(), name)
 
+    async def entries(
+        self,
+        kind: str | None = None,
+        *,
+        name: str | None = None,
+        state: str | None = None,
+        before: Cursor | None = None,
+        limit: int | None = None,
+    ) -> list[EntryRow]:
+        wanted = partial(read_entries, kind=kind, name=name, state=state, before=before, limit=limit)
+        return await self._database.run(lambda: wanted(self._connection))
+
     async def pools(self) -> list[PoolRow]:
         return await self._database.run(lambda: read_pools(self._connection))
 
@@ -196,10 +229,10 @@ class Reader:
     async def pool_counts(self) -> dict[str, int]:
         return await self._database.run(lambda: read_counts(self._connection))
 
-    def _read_events(self, journal: _Journal, owner: str, after: int) -> list[Recorded]:
-        query = f"SELECT seq, at, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq"
+    def _read_events(self, journal: _Journal, owner: str, after: int, limit: int = ALL) -> list[Recorded]:
+        query = f"SELECT seq, at, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq LIMIT ?"
         recorded = []
-        for seq, at, body in self._connection.execute(query, (owner, after)):
+        for seq, at, body in self._connection.execute(query, (owner, after, limit)):
             try:
                 recorded.append(Recorded(owner, seq, at, decode(body)))
             except (ValueError, TypeError) as error:
@@ -267,6 +300,15 @@ class Store(Reader):
     async def set_anchor(self, anchor: ClockReference) -> None:
         await self._change(lambda: write_anchor(self._connection, anchor))
 
+    async def put_entry(self, entry: EntryRow) -> EntryRow | None:
+        return await self._change(
+            lambda: write_entry(self._connection, entry, self._database.time()),
+            stored=lambda written: written is not None and is_entry(self._connection, written),
+        )
+
+    async def remove_entry(self, kind: str, name: str) -> bool:
+        return await self._change(lambda: drop_entry(self._connection, kind, name))
+
     async def put_pools(self, pools: Sequence[PoolRow]) -> None:
         await self._change(lambda: write_pools(self._connection, pools), "pools")
 
@@ -287,6 +329,19 @@ class Store(Reader):
 
     async def remove_slot(self, id: str) -> None:
         await self._change(lambda: drop_slot(self._connection, id))
+
+    async def load(self, file: BinaryIO) -> int:
+        """Become the store that a file was written from, all or nothing, and return the number of rows.
+
+        Cancelling leaves the store empty. Raises ``StoreNotEmpty`` and ``BadExport``.
+        """
+
+        def read() -> int:
+            file.seek(0)
+            return load(self._connection, file, self._database.refusals)
+
+        transact = partial(self._database.transact, read, stored=lambda rows: not is_empty(self._connection))
+        return await self._database.run(transact)
 
     async def restore(self, run: str, history: Sequence[Recorded]) -> None:
         """Insert further events of a run as they were recorded, with their times; all or none.
@@ -455,8 +510,9 @@ def _project(connection: Connection, run: str, at: int, event: Event, runner: st
     match event:
         case RunStarted() as started:
             connection.execute(
-                "INSERT INTO runs (id, name, status, plan, created, key, resumes, rehearsal, manifests, runner)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
+                "INSERT INTO runs"
+                " (id, name, status, plan, created, key, resumes, rehearsal, manifests, project, runner)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
                 (run, started.name, Status.RUNNING, started.plan, at, started.key, *_sources(started), runner),
             )
         case RunEnded(outcome=outcome, exit_code=exit_code):
@@ -478,7 +534,9 @@ def _project(connection: Connection, run: str, at: int, event: Event, runner: st
 
 
 def _sources(started: RunStarted) -> list[str | None]:
-    return [said and storable(said) for said in (started.resumes, started.rehearsal, started.manifests)]
+    return [
+        said and storable(said) for said in (started.resumes, started.rehearsal, started.manifests, started.project)
+    ]
 
 
 def _key_conflict(connection: Connection, request: _Append) -> RunnerError | None:

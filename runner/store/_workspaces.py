@@ -18,13 +18,13 @@ from runner.store._rows import where
 from runner.store._runs import ALL, Noun, count_of, find_by_prefix, only
 
 _COLUMNS = (
-    "id, provider, status, lifecycle, created_at, last_used_at, expires_at, repository_url, branch, resource_limits,"
-    " snapshot_id, metadata"
+    "id, agent_session_id, provider, status, lifecycle, created_at, last_used_at, expires_at, repository_url, branch,"
+    " resource_limits, snapshot_id, container_type, mcp_config, metadata"
 )
 _WRITE = (
-    f"INSERT INTO agent_workspaces ({_COLUMNS}, container_type, provider_workspace_id)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'agent_workspace', ?) ON CONFLICT (id) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", "))
+    f"INSERT INTO agent_workspaces ({_COLUMNS}, deployment_mode, provider_workspace_id)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'self_hosted', ?)"
+    " ON CONFLICT (id) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", "))
 )
 _ANCHOR = (
     "INSERT INTO clock VALUES (1, ?, ?)"
@@ -88,12 +88,26 @@ def _values(row: WorkspaceRow) -> tuple[str | int | None, ...]:
     limits = None if row.limits is None else json.dumps(asdict(row.limits))
     times = (row.created, row.used, row.expires)
     lifecycle = "persistent" if row.persistent else "ephemeral"
-    what = (row.id, row.provider, row.status.value, lifecycle, *times, row.url, row.branch, limits, row.snapshot)
+    what = (
+        row.id,
+        row.session,
+        row.provider,
+        row.status.value,
+        lifecycle,
+        *times,
+        row.url,
+        row.branch,
+        limits,
+        row.snapshot,
+        "agent_workspace" if row.mcp_server is None else "mcp_server",
+        None if row.mcp_server is None else json.dumps({"name": row.mcp_server}),
+    )
     return (*what, metadata, row.id)
 
 
 def _row(values: Sequence[Any]) -> WorkspaceRow:
-    id, provider, status, lifecycle, created, used, expires, url, branch, limits, snapshot, metadata = values
+    id, session, provider, status, lifecycle, created, used, expires, url, branch, limits, snapshot, *rest = values
+    _, mcp_config, metadata = rest
     more = json.loads(metadata)
     not_enforced, tools = more.pop("not_enforced", None), more.pop("tools", None)
     return WorkspaceRow(
@@ -103,6 +117,7 @@ def _row(values: Sequence[Any]) -> WorkspaceRow:
         created=created,
         used=used,
         expires=expires,
+        session=session,
         persistent=lifecycle == "persistent",
         url=url,
         branch=branch,
@@ -110,6 +125,7 @@ def _row(values: Sequence[Any]) -> WorkspaceRow:
         snapshot=snapshot,
         not_enforced=None if not_enforced is None else Limits(**not_enforced),
         tools=None if tools is None else tuple(tools),
+        mcp_server=None if mcp_config is None else json.loads(mcp_config)["name"],
         **more,
     )
 

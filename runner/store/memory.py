@@ -20,7 +20,7 @@ from runner.events.events import Event, LeaseAcquired, Recorded, RunEnded, RunSt
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.lifecycle.pool import NEXT
 from runner.lifecycle.workspace import fold, named
-from runner.ports.store import Cursor, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
+from runner.ports.store import Cursor, EntryRow, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._projects import find_project, project_owned_error
 from runner.store._runs import R, begin_with, glob_of, one_run, run_exists_error
 from runner.store._slots import count_name
@@ -61,6 +61,7 @@ class MemoryStore:
         self._rows: dict[str, RunRow] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._projects: dict[str, ProjectRow] = {}
+        self._entries: dict[tuple[str, str], EntryRow] = {}
         self._leases: dict[str, Lease] = {}
         self._of_workspaces: dict[str, list[Recorded]] = {}
         self._workspaces: dict[str, WorkspaceRow] = {}
@@ -202,14 +203,21 @@ class MemoryStore:
         self,
         *,
         status: str | None = None,
+        exit_code: int | None = None,
         name: str | None = None,
         since: int | None = None,
+        projects: Sequence[str] | None = None,
         before: Cursor | None = None,
         limit: int | None = None,
     ) -> list[RunRow]:
         rows = [row for row in self._rows.values() if status is None or row.status == status]
+        rows = [row for row in rows if exit_code is None or row.exit_code == exit_code]
         rows = [row for row in rows if name is None or fnmatchcase(row.name, glob_of(name))]
+        rows = [row for row in rows if projects is None or row.project in projects]
         return _page([row for row in rows if since is None or row.created >= since], before, limit)
+
+    async def run_counts(self) -> dict[str, int]:
+        return dict(Counter(row.status for row in self._rows.values()))
 
     async def find(self, run: str) -> RunRow:
         rows = await self.runs()
@@ -230,6 +238,31 @@ class MemoryStore:
 
     async def project(self, name: str) -> ProjectRow:
         return find_project(await self.projects(), name)
+
+    async def put_entry(self, entry: EntryRow) -> EntryRow | None:
+        key, created = (entry.kind, entry.name), entry.created if entry.version else self._now()
+        known = self._entries.get(key)
+        if entry.version != (known.version if known is not None else 0):
+            return None
+        self._entries[key] = replace(entry, version=entry.version + 1, created=created)
+        return self._entries[key]
+
+    async def entries(
+        self,
+        kind: str | None = None,
+        *,
+        name: str | None = None,
+        state: str | None = None,
+        before: Cursor | None = None,
+        limit: int | None = None,
+    ) -> list[EntryRow]:
+        rows = [row for row in self._entries.values() if kind in (None, row.kind) and name in (None, row.name)]
+        rows = [row for row in rows if state in (None, row.state)]
+        rows.sort(key=lambda row: (row.created, row.name), reverse=True)
+        return [row for row in rows if before is None or (row.created, row.name) < before][:limit]
+
+    async def remove_entry(self, kind: str, name: str) -> bool:
+        return self._entries.pop((kind, name), None) is not None
 
     async def pools(self) -> list[PoolRow]:
         return [self._pools[name] for name in sorted(self._pools)]
@@ -283,6 +316,7 @@ def _project(rows: dict[str, RunRow], run: str, at: int, event: Event, runner: s
             rehearsal=event.rehearsal,
             manifests=event.manifests,
             runner=runner,
+            project=event.project,
         )
     if run not in rows:
         raise StoreFailed(f"run `{run}` has not started")

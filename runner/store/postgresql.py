@@ -60,7 +60,7 @@ _HINTS = {
     "25006": "name the primary server: this one is read-only",
     "42501": "let the role own the schema `kb`, or create it in the database",
 }
-_STARTING = ("starting up", "shutting down", "recovery mode", "too many", "connection slots")
+_STARTING = ("starting up", "not yet accepting", "shutting down", "recovery mode", "too many", "connection slots")
 _DAMAGE_HINT = "restore the database, then add what each host has with `runner store rebuild`"
 
 T = TypeVar("T")
@@ -112,9 +112,13 @@ async def open_store(
 
 @asynccontextmanager
 async def open_reader(place: Place, *, must_exist: bool = False) -> AsyncIterator[Reader | MemoryStore]:
-    """Open the store for reading. A missing one is empty, and not made; with ``must_exist`` it is ``StoreDamaged``."""
+    """Open the store for reading, migrated first if need be.
+
+    A missing one is empty, and not made; with ``must_exist`` it is ``StoreDamaged``.
+    """
     async with _opened(place, None) as database:
         if await database.run(lambda: database.version(must_exist=must_exist)):
+            await database.run(lambda: database.migrate(bytes, must_exist=must_exist))
             yield Reader(database)
         else:
             yield MemoryStore()
@@ -366,6 +370,15 @@ class PostgresDatabase:
             return answer
 
         return self._repeated(attempt)
+
+    def snapshot(self, action: Callable[[], T]) -> T:
+        session = self.connection
+        session.simple("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        try:
+            return action()
+        finally:
+            with suppress(psycopg.Error):  # which would say the same
+                session.simple("ROLLBACK")
 
     def _begin(self, session: Session, stripes: Sequence[int]) -> None:
         """Begin, and wait for all who have a stripe in common, in an order in which none waits for another."""

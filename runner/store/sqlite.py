@@ -5,6 +5,7 @@ Several processes may have the same store open.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 import trio
 
@@ -26,6 +27,7 @@ from runner.core.errors import (
     StoreBusy,
     StoreDamaged,
     StoreFailed,
+    StoreTooOld,
 )
 from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
@@ -78,8 +80,15 @@ class SqliteDatabase:
 
     async def run(self, action: Callable[[], T]) -> T:
         def translated() -> T:
-            with _translated_errors(self._path):
-                return action()
+            try:
+                with _translated_errors(self._path):
+                    return action()
+            except RunnerError as error:
+                if isinstance(error.__cause__, sqlite3.Error) and _primary(error.__cause__) == sqlite3.SQLITE_IOERR:
+                    # After a failed flush the kernel may call pages clean that never reached the disk: a second
+                    # commit would succeed and lie.
+                    self._refusal = error
+                raise
 
         return await trio.to_thread.run_sync(translated, limiter=self._limiter)
 
@@ -100,19 +109,21 @@ class SqliteDatabase:
         if self._refusal:
             raise self._refusal
         try:
-            with _translated_errors(self._path):
-                self.connection.execute("BEGIN IMMEDIATE")
-                answer = action()
-                self.connection.execute("COMMIT")
-        except BaseException as error:
-            if isinstance(error.__cause__, sqlite3.Error) and _primary(error.__cause__) == sqlite3.SQLITE_IOERR:
-                # After a failed flush the kernel may call pages clean that never reached the disk: a second
-                # commit would succeed and lie.
-                self._refusal = cast(RunnerError, error)
+            self.connection.execute("BEGIN IMMEDIATE")
+            answer = action()
+            self.connection.execute("COMMIT")
+        except BaseException:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise
         return answer
+
+    def snapshot(self, action: Callable[[], T]) -> T:
+        self.connection.execute("BEGIN")
+        try:
+            return action()
+        finally:
+            self.connection.execute("ROLLBACK")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -195,7 +206,8 @@ async def open_store(
 
 @asynccontextmanager
 async def open_reader(path: Path, *, must_exist: bool = False) -> AsyncIterator[Reader]:
-    """Open the store in ``path`` for reading, also while others write, and on a read-only medium.
+    """Open the store in ``path`` for reading, migrated first if need be; also while others write, and on a
+    read-only medium.
 
     A missing one is empty, and not made; with ``must_exist`` it is ``StoreDamaged``.
     """
@@ -212,9 +224,7 @@ def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must
     try:
         _check_exists(path, must_exist=must_exist)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if path.exists():
-            _check_regular(path)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        _make(path)
     except OSError as error:
         raise StoreFailed(f"`{path}` cannot be opened: {error.strerror}", hint=_HINTS[StoreFailed]) from error
     with _translated_errors(path):
@@ -231,31 +241,59 @@ def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must
     return connection
 
 
+def _make(path: Path) -> None:
+    """Make an empty file for its owner only, unless there is a file that can be used.
+
+    That one is not opened: to close it would end the locks that this process has on it by its other connections, and
+    the next process to leave would remove the log that they write to.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        _check_regular(path)
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+
+
 def _open_to_read(path: Path, stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:
     """Open a store for reading; ``stack`` holds what must live as long as the connection."""
     with _translated_errors(path):
         _check_exists(path, must_exist=must_exist)
         if not os.path.exists(path):
-            connection = _connect(":memory:")
-            migrate(connection, path, scripts(), bytes)
-            return connection
+            return _empty(path)
         _check_regular(path)
-        if is_read_only(path.parent):
-            connection = _open_checked(_read_only_uri(path, stack), path, must_exist=must_exist)
+        read_only = is_read_only(path.parent)
+        name = _read_only_uri(path, stack) if read_only else f"{path.absolute().as_uri()}?mode=ro"
+        connection, version = _open_checked(name, path, must_exist=must_exist)
+        if read_only:
             connection.execute("PRAGMA query_only = ON")  # also of a copy, from which nothing would come back
+        if version == _newest():
             return connection
-        return _open_checked(f"{path.absolute().as_uri()}?mode=ro", path, must_exist=must_exist)
+        connection.close()
+        if not version:  # another process is making it
+            return _empty(path)
+        if read_only:
+            hint = "copy its folder to where it can be written, and name that in RUNNER_HOME"
+            raise StoreTooOld(f"`{path}` has schema {version}, and cannot be migrated where it is", hint=hint)
+        _open(path, bytes, stack, must_exist=must_exist).close()  # migrates it
+        return _open_checked(name, path, must_exist=must_exist)[0]
 
 
-def _open_checked(name: str, path: Path, *, must_exist: bool) -> sqlite3.Connection:
+def _empty(path: Path) -> sqlite3.Connection:
+    connection = _connect(":memory:")
+    migrate(connection, path, scripts(), bytes)
+    return connection
+
+
+def _open_checked(name: str, path: Path, *, must_exist: bool) -> tuple[sqlite3.Connection, int]:
+    """Open a database and return its version too."""
     connection = _connect(name)
     try:
         connection.execute(_BUSY_TIMEOUT)
-        _check_version(connection, path, must_exist=must_exist)
+        return connection, _check_version(connection, path, must_exist=must_exist)
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def is_read_only(directory: Path) -> bool:
@@ -289,6 +327,10 @@ def _connect(name: str) -> sqlite3.Connection:
 
 def scripts() -> list[str]:
     return scripts_in(Path(__file__).parent / "migrations")
+
+
+def _newest() -> int:
+    return OLDEST + len(scripts()) - 1
 
 
 def migrate(
@@ -354,9 +396,11 @@ def _check_exists(path: Path, *, must_exist: bool) -> None:
         raise StoreDamaged(f"`{path}` is missing, and `{path.parent}` holds what runs have left", hint=REBUILD_HINT)
 
 
-def _check_version(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
-    if not _version(connection, path, OLDEST + len(scripts()) - 1) and must_exist:
+def _check_version(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> int:
+    version = _version(connection, path, _newest())
+    if not version and must_exist:
         raise StoreDamaged(f"`{path}` is empty, and `{path.parent}` holds what runs have left", hint=REBUILD_HINT)
+    return version
 
 
 def _primary(error: sqlite3.Error) -> int:

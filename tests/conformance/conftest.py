@@ -72,14 +72,6 @@ _HOST_GAPS = dict.fromkeys(
 _ELSEWHERE = "the daemon keeps the files, and mounts nothing of this host"
 _VOLUME_GAPS = dict.fromkeys(
     (
-        "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
-        "test_writing_a_protected_file_fails_and_changes_nothing",
-        "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
-        "test_moving_the_parent_of_a_protected_path_away_fails",
-        "test_a_protected_path_that_is_a_link_is_refused",
-        "test_a_stand_in_that_a_crash_left_is_removed",
-        "test_evicting_removes_the_stand_ins_of_a_killed_opening_and_nothing_else",
-        "test_isolation_read_back_is_what_holds",
         "test_a_shared_workspace_is_in_its_project_which_it_sees_whole",
         "test_a_shared_workspace_has_the_project_where_a_workspace_is_else",
         "test_agents_of_a_project_cannot_change_which_workspaces_it_has",
@@ -102,6 +94,7 @@ _UNSEEN = {
         "the daemon numbers processes in a namespace of its own, so the check finds no guest to kill"
     )
 }
+_SHARED = {DOCKER: ("user",), VOLUMES: ("user",), PODMAN: ("cgroup",), ROOT_PODMAN: ("cgroup", "user")}
 _KILLED_WHOLE = "the host sees one program, and kills it whole"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
     GVISOR: {
@@ -167,11 +160,6 @@ ALWAYS = {
     "test_no_kind_of_tree_outlives_its_block",
     "test_output_and_errors_are_separate",
 }
-FEW = {
-    "test_it_is_available_and_gives_a_reason_for_every_gap",
-    "test_nothing_is_reachable_without_network",
-    "test_the_host_cannot_be_seen",
-}
 BY_DAY = {  # of these kinds; the rest is for the night
     # what differs without root: how things are shown, and whose they are
     ORDINARY: ALWAYS
@@ -188,7 +176,6 @@ BY_DAY = {  # of these kinds; the rest is for the night
         "test_a_directory_of_a_user_that_commands_do_not_run_as_is_refused",
         "test_connections_to_the_workspace_s_own_loopback_are_served_from_outside",
     },
-    **dict.fromkeys((PODMAN, ROOTLESS), FEW),
     PROCESS: (ALWAYS - _HOST_GAPS.keys()) | {"test_a_signal_is_told_from_success"},
     # They share a class: volumes, mirrored trees and what a daemon does are what is particular here.
     VOLUMES: (ALWAYS - _VOLUME_GAPS.keys())
@@ -199,7 +186,7 @@ BY_DAY = {  # of these kinds; the rest is for the night
         "test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives",
         "test_what_takes_more_processor_than_it_may_is_throttled_and_lives",
     },
-    ROOT_PODMAN: set(),
+    **{kind: set() for kind in (PODMAN, ROOT_PODMAN, ROOTLESS)},  # by day one whole run each
     # An opening takes half a second.
     GVISOR: (ALWAYS - {"test_no_kind_of_tree_outlives_its_block"})
     | {
@@ -248,7 +235,7 @@ def _candidate(kind: str) -> Candidate:
         own_users=kind not in (ORDINARY, *BY_VOLUMES),
         disk_limit=kind in SIZED,
         pins_parents=kind not in BY_VOLUMES,
-        shared_namespaces=("user",) if kind == DOCKER else (),
+        shared_namespaces=_SHARED.get(kind, ()),
         uid=UID if kind in BY_VOLUMES else None,
         inhabitants=inhabitants,
         marks=partial(_by_night, kind),

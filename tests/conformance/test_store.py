@@ -168,11 +168,15 @@ async def test_runs_are_listed_newest_first_with_how_they_ended(store: Store) ->
     [
         pytest.param({}, "edcba", id="all"),
         pytest.param({"status": "running"}, "edcb", id="status"),
+        pytest.param({"exit_code": 0}, "a", id="exit code"),
         pytest.param({"name": "fix*"}, "ca", id="pattern"),
         pytest.param({"name": "fix[1]"}, "c", id="brackets are themselves"),
         pytest.param({"name": "fi?"}, "", id="question mark is itself"),
         pytest.param({"name": "FIX"}, "", id="case counts"),
         pytest.param({"since": 1_003}, "ed", id="since"),
+        pytest.param({"projects": ["shop", "till"]}, "eca", id="projects"),
+        pytest.param({"projects": []}, "", id="no projects"),
+        pytest.param({"projects": ["shop"], "limit": 1}, "e", id="page of a project"),
         pytest.param({"limit": 2}, "ed", id="limit"),
         pytest.param({"before": (1_003, "d")}, "cba", id="below a run"),
         pytest.param({"before": (1_003, "d"), "limit": 1}, "c", id="next page"),
@@ -181,11 +185,13 @@ async def test_runs_are_listed_newest_first_with_how_they_ended(store: Store) ->
     ],
 )
 async def test_runs_are_listed_by_filter_and_page(store: Store, wanted: dict[str, Any], found: str) -> None:
-    for run, name in zip("abcde", ("fix", "other", "fix[1]", "other", "other"), strict=True):
-        await store.append(run, [replace(STARTED, name=name)])
+    projects = ("till", "default", "shop", "default", "shop")
+    for run, name, project in zip("abcde", ("fix", "other", "fix[1]", "other", "other"), projects, strict=True):
+        await store.append(run, [replace(STARTED, name=name, project=project)])
     await store.append("a", [ENDED])
 
     assert "".join(row.id for row in await store.runs(**wanted)) == found
+    assert await store.run_counts() == {"running": 4, "succeeded": 1}
 
 
 async def test_runs_of_one_moment_are_on_one_page_or_the_next_and_never_on_both(open_on: OpenOn) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.core.errors import UnknownWorkspace, WorkspaceState
+from runner.core.errors import UnknownWorkspace, WorkspaceAttachedElsewhere, WorkspaceState
 from runner.core.model import ClockReference, Limits
 from runner.core.model import WorkspaceStatus as S
 from runner.events import events as ev
@@ -70,6 +70,18 @@ async def test_a_change_that_there_is_not_is_refused_with_all_that_came_with_it(
 
     assert len(await store.workspace_events("w")) == 1
     assert (await store.workspace("w")).status is S.CREATING
+
+
+async def test_a_workspace_is_attached_to_one_session_at_a_time(store: Store) -> None:
+    await store.append_to_workspace("w", [REQUESTED])
+    for _ in range(2):
+        await store.append_to_workspace("w", [ev.WorkspaceAttached("one")])
+    with pytest.raises(WorkspaceAttachedElsewhere, match="session `one`"):
+        await store.append_to_workspace("w", [ev.WorkspaceAttached("two")])
+    assert [row.session for row in await store.workspaces()] == ["one"]
+
+    await store.append_to_workspace("w", [ev.WorkspaceAttached(None), ev.WorkspaceAttached("two")])
+    assert (await store.workspace("w")).session == "two"
 
 
 async def test_a_destroyed_workspace_keeps_its_journal_and_no_row(store: Store) -> None:

@@ -75,8 +75,9 @@ async def test_two_hosts_write_one_journal_without_gaps(url: str) -> None:
 @SHARED
 @pytest.mark.parametrize("plan", [["after"] * 3, ["before"] * 3, ["before", "after", "after"]], ids="-".join)
 async def test_a_commit_whose_answer_is_lost_is_written_once(url: str, plan: list[str]) -> None:
-    with postgres.Cutter(postgres.server(), plan) as cutter:
+    with postgres.Cutter(postgres.server()) as cutter:
         async with open_store(re.sub(r":\d+/", f":{cutter.port}/", url)) as store:
+            cutter.plan += plan
             await store.append("a", [STARTED])
             await write_notes(store, "a", "one", 5)
 
@@ -91,8 +92,9 @@ async def test_changes_of_rows_whose_answer_is_lost_are_done_once(url: str) -> N
     slot = SlotRow(id="slot-1", pool="pool", state=SlotState.READY, keeper="r1")
     async with open_store(url) as direct:
         await direct.append("a", [STARTED])
-    with postgres.Cutter(postgres.server(), ["after"] * 3) as cutter:
+    with postgres.Cutter(postgres.server()) as cutter:
         async with open_store(re.sub(r":\d+/", f":{cutter.port}/", url), runner=RUNNER) as store:
+            cutter.plan += ["after"] * 3
             await store.put_slot(slot)
             assert await store.move_slot("slot-1", SlotState.READY, SlotState.CLAIMED, "w")
             assert await store.take_run("a", None)
@@ -285,6 +287,7 @@ async def test_a_refused_connection_is_said_at_once_and_without_its_password(
     assert "hunter2" not in f"{refused.value.message} {refused.value.hint}"
 
 
+@pytest.mark.nightly
 async def test_a_server_that_is_not_there_is_waited_for_a_moment(url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

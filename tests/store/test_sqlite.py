@@ -241,7 +241,25 @@ async def test_a_reader_never_makes_a_store(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_store_that_another_process_is_about_to_make_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "state.db").touch()
+
+    async with open_reader(tmp_path / "state.db") as reader:
+        assert await reader.runs() == []
+
+
 # --- versions -------------------------------------------------------------------------------------
+
+
+async def test_a_reader_migrates_an_older_store(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        migrate(connection, path, scripts()[:1], os.urandom)
+
+    async with open_reader(path) as reader:
+        assert await reader.runs() == []
+        assert await reader.entries() == []
+    assert rows(path, "SELECT schema_version FROM meta") == [(OLDEST + len(scripts()) - 1,)]
 
 
 async def test_a_store_of_a_newer_runner_is_refused_by_its_version(tmp_path: Path) -> None:
@@ -498,3 +516,17 @@ def test_an_event_of_the_journal_alone_changes_no_other_table(kind: type[ev.Even
     event = kind(**dict.fromkeys(kind.__struct_fields__, "workspace"))
 
     _project(cast(sqlite3.Connection, None), "run", 1, event)
+
+
+async def test_a_store_that_is_open_twice_survives_that_another_process_leaves_it(tmp_path: Path) -> None:
+    """Whoever opens a file beside SQLite, and closes it, ends the locks that all of the process has on it."""
+    path = tmp_path / "state.db"
+    other = f"import sqlite3; c = sqlite3.connect({str(path)!r}); c.execute('SELECT * FROM meta').fetchall(); c.close()"
+    async with open_store(path, entropy=os.urandom) as first, open_store(path, entropy=os.urandom):
+        await first.append("r", [ev.RunStarted(name="r", plan="p", runner="0", steps={}, deadline_seconds=60.0)])
+
+        await trio.run_process([sys.executable, "-c", other])
+
+        assert path.with_name("state.db-wal").exists()
+        async with open_reader(path) as reader:
+            assert [row.id for row in await reader.runs()] == ["r"]
