@@ -24,6 +24,7 @@ from runner.git._run import ProcessLimits, version
 from runner.git.commands import GitCommands, check_exit
 from runner.git.common import GitAdapter, SnapshotContent, check_same, in_thread, read_file_at
 from runner.git.mirror import Mirror, evict
+from runner.git.parts import link_objects, object_at, read_parts
 from runner.git.quarantine import accept, unpack
 from runner.git.remote import NO_REMOTES, RemoteAccess, RemoteClient
 from runner.git.tree import (
@@ -36,7 +37,8 @@ from runner.git.tree import (
     hasher,
 )
 from runner.policy.names import read_by_git
-from runner.ports.git import AgentCommit, Change, ResolvedRef, Snapshot, SnapshotOptions, TreeEntry
+from runner.ports.git import AgentCommit, Change, LfsFile, ResolvedRef, Snapshot, SnapshotOptions, TreeEntry
+from runner.spec.checkout import uses_keys
 
 _REJECTED = re.compile(r"^error: object ([0-9a-f]+): (.*)", re.MULTILINE)
 _MIN_BATCH = 2000  # files to check out at once; a process costs as much as a hundred files
@@ -73,6 +75,21 @@ class GitBinary(GitCommands, GitAdapter):
     async def fetch_url(self, url: str, commit: str, *, into: Path, depth: int | None) -> None:
         async with self._mirror(url, commit, depth) as mirror:
             await in_thread(mirror.copy_ready, commit, into)
+
+    def uses_keys(self, url: str) -> bool:
+        return uses_keys(url, self.remote_access.credentials)
+
+    async def fetch_lfs(self, url: str, repository: Path, commit: str, files: Sequence[LfsFile], *, into: Path) -> None:
+        mirror = Mirror.for_url(self.remote_access.mirrors, f"lfs {url}", None)
+        async with mirror.lock():
+            mirror.path.mkdir(mode=0o700, exist_ok=True)
+            if not all(object_at(mirror.path, file.sha256).is_file() for file in files):
+                await self._remotes.fetch_lfs(
+                    repository, url, commit, into=mirror.path, most=max(f.size for f in files)
+                )
+            os.utime(mirror.path)
+            await in_thread(link_objects, mirror.path, into, files)
+            await in_thread(evict, self.remote_access.mirrors, self.remote_access.mirror_limit)
 
     async def read_url(self, url: str, commit: str, name: str, *, depth: int | None, limit: int) -> bytes | None:
         async with self._mirror(url, commit, depth) as mirror:
@@ -146,6 +163,14 @@ class GitBinary(GitCommands, GitAdapter):
         await in_thread(_remove_stale_lock, index)
         await in_thread(index.unlink, missing_ok=True)
         await self.git(repository, "read-tree", "-u", "--reset", commit, tree=into, index=index)
+        await self.place_parts(repository, into)
+        found = await in_thread(read_parts, repository)
+        own = found.directly_in()
+        if names := b"".join(
+            file.path + b"\0" for file in found.lfs if file.path in own
+        ):  # changed pointers to git inside
+            words = ("update-index", "-z", "--assume-unchanged", "--stdin")
+            await self.git(repository, *words, tree=into, index=index, stdin=names)
         await in_thread(shutil.copyfile, index, into / ".git" / "index")
         head = await self.find_commit(into / ".git", "HEAD")
         if head != commit:
@@ -229,7 +254,7 @@ class GitBinary(GitCommands, GitAdapter):
                     nursery.start_soon(compare, batch)
         wrong.update(dict.fromkeys(await in_thread(disk.extras, into, entries), "extra"))
         check_same(into, commit, wrong)
-        return entries
+        return [*entries, *await self.place_parts(repository, into)]
 
     async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[AgentCommit]:
         return await unpack(self.program, repository, bundle, base, into)

@@ -10,16 +10,27 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
-from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, HostileTree, UnknownCommit
+from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, GitMissing, HostileTree, UnknownCommit
 from runner.core.ids import is_commit_id
 from runner.core.plural import plural
 from runner.core.sanitize import printable_path
-from runner.git import disk, source
+from runner.git import disk, parts, source
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import EXECUTABLE, FILE, GITLINK, carried_over, changes, check_branch, check_commit_id
 from runner.policy.names import collisions, parents
-from runner.ports.git import Change, Snapshot, SnapshotOptions, SourceRepository, TreeEntry
+from runner.ports.git import (
+    Change,
+    LfsFile,
+    PartChanges,
+    Parts,
+    PartsRequest,
+    Snapshot,
+    SnapshotOptions,
+    SourceRepository,
+    TreeEntry,
+)
 
 _GIT = "install git"
 
@@ -130,6 +141,49 @@ class GitAdapter(ABC):
         await in_thread(source.copy_paths, local, changed, into)
         return len(changed)
 
+    async def fetch_parts(self, repository: Path, commit: str, wanted: PartsRequest) -> Parts:
+        return await parts.PartsFetch(self, repository, wanted).all(commit)
+
+    @abstractmethod
+    def uses_keys(self, url: str) -> bool:
+        """Tell whether the server of a URL would see credentials of this host's user."""
+
+    @abstractmethod
+    async def fetch_url(self, url: str, commit: str, *, into: Path, depth: int | None) -> None: ...
+
+    @abstractmethod
+    async def fetch(
+        self, path: Path, commit: str, *, into: Path, depth: int | None, within: Path | None = None
+    ) -> None: ...
+
+    @abstractmethod
+    async def materialise(self, repository: Path, commit: str, into: Path) -> Sequence[TreeEntry]: ...
+
+    async def fetch_lfs(self, url: str, repository: Path, commit: str, files: Sequence[LfsFile], *, into: Path) -> None:
+        """Bring the content of a commit's files of LFS from a server into the private repository ``into``."""
+        raise GitMissing(f"files of LFS of `{url}` are fetched by the git program only", hint=_GIT)
+
+    async def place_parts(self, repository: Path, tree: Path) -> list[TreeEntry]:
+        """Put the parts of a private repository into a checkout; return the entries of its submodules."""
+        found = await in_thread(parts.read_parts, repository)
+        placed: list[TreeEntry] = []
+        for number, one in enumerate(found.submodules):
+            into = await in_thread(parts.make_empty, tree, one.path)
+            entries = await self.materialise(parts.module_at(repository, number), one.commit, into)
+            placed += [replace(entry, path=one.path + b"/" + entry.path) for entry in entries]
+        await in_thread(parts.place_lfs, repository, tree, found.lfs)
+        return placed
+
+    async def part_changes(self, repository: Path, tree: Path | int) -> PartChanges:
+        found, changed, new = await in_thread(parts.read_parts, repository), dict[bytes, str](), 0
+        for number, one in enumerate(found.submodules):
+            inner = {path.removeprefix(one.path + b"/") for path in found.directly_in(one.path)}
+            entries = await self.entries(parts.module_at(repository, number), one.commit)
+            differ, more = await in_thread(parts.submodule_changes, tree, one.path, entries, inner)
+            changed, new = changed | differ, new + more
+        lfs = await in_thread(parts.lfs_changes, tree, found.lfs)
+        return PartChanges(changed, lfs, frozenset(file.path for file in found.lfs), new)
+
     async def create_empty(self, repository: Path) -> None:
         await in_thread(disk.init_private, repository, like="0" * 40)
 
@@ -140,9 +194,13 @@ class GitAdapter(ABC):
         return changes(await self.checked_entries(repository, base), await self.checked_entries(repository, commit))
 
     async def compare(self, repository: Path, commit: str, tree: Path | int) -> Mapping[bytes, str]:
-        entries = await self.entries(repository, commit)
+        outside = (await in_thread(parts.read_parts, repository)).directly_in()
+        entries = [entry for entry in await self.entries(repository, commit) if entry.path not in outside]
         found = await in_thread(disk.differences, tree, entries)
-        return found | dict.fromkeys(await in_thread(disk.extras, tree, entries), "extra")
+        expected = [*entries, *(TreeEntry(path, GITLINK, "", 0) for path in outside)]
+        found |= dict.fromkeys(await in_thread(disk.extras, tree, expected), "extra")
+        changed = await self.part_changes(repository, tree)
+        return {**found, **changed.submodules, **changed.lfs}
 
     async def check_commit(self, git: Path, commit: str) -> None:
         check_commit_id(commit)
@@ -161,6 +219,8 @@ class GitAdapter(ABC):
     ) -> SnapshotContent:
         """Decide which files and entries a snapshot holds."""
         entries = await self.checked_entries(repository, base)
+        outside = (await in_thread(parts.read_parts, repository)).paths
+        options = replace(options, exclude=options.exclude | outside)
         files = [entry for entry in entries if _is_ignore_file(entry)]
         texts = await self.read_blobs(repository, [entry.id for entry in files])
         rules = {entry.path.rpartition(b"/")[0]: text for entry, text in zip(files, texts, strict=True)}

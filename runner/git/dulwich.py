@@ -68,6 +68,9 @@ class GitDulwich(GitAdapter):
             await in_thread(_copy_closure, view, commit, into, depth)
         check_names(await in_thread(_tree_entries, into, commit, strict=True))
 
+    def uses_keys(self, url: str) -> bool:
+        return False
+
     async def resolve_url(self, url: str, *, branch: str | None, commit: str | None) -> ResolvedRef:
         raise _url_needs_git(url)
 
@@ -91,6 +94,7 @@ class GitDulwich(GitAdapter):
         await in_thread(disk.check_empty, into)
         await in_thread(disk.init_agent_copy, into / ".git", repository, commit, branch=branch, origin=origin)
         await in_thread(_write, repository, entries, into, index=into / ".git" / "index")
+        await self.place_parts(repository, into)
         head = await self.find_commit(into / ".git", "HEAD")
         if head != commit:
             raise CheckoutDiffers(f"HEAD of `{into}` is {head}, not {commit}")
@@ -113,8 +117,9 @@ class GitDulwich(GitAdapter):
         entries = await self.entries(repository, commit)
         await in_thread(disk.check_empty, into)
         await in_thread(_write, repository, entries, into, index=None)
+        inner = await self.place_parts(repository, into)
         check_same(into, commit, await self.compare(repository, commit, into))
-        return entries
+        return [*entries, *inner]
 
 
 def _quarantine_needs_git() -> GitMissing:

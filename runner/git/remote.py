@@ -77,6 +77,7 @@ class RemoteAccess(Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     ssh: str | None
     token: Token | None = None
+    credentials: str = ""  # as the settings name them
     mirror_limit: int = 10 << 30  # bytes on disk
     limits: RemoteLimits = RemoteLimits()
 
@@ -95,6 +96,7 @@ class RemoteAccess(Struct, frozen=True, kw_only=True):
             environment=found,
             ssh=ssh,
             token=settings.git_token,
+            credentials=settings.git_credentials,
             mirror_limit=settings.mirror_limit,
         )
 
@@ -153,6 +155,29 @@ class RemoteClient:
         if scope.cancelled_caught:
             raise RemoteOverLimit(f"`{url}` did not send {commit} within {limits.fetch_seconds:g}s")
 
+    async def fetch_lfs(self, repository: Path, url: str, commit: str, *, into: Path, most: int) -> None:
+        """Bring all content of LFS that a commit points to below ``into``, by git-lfs. ``most`` bytes has a file.
+
+        Nothing that the repository says of other servers and programs holds.
+        """
+        limits = ProcessLimits(self._limits.fetch_memory_bytes, most + 1024)
+        program = find_git_lfs(self._access.environment.get("PATH", ""))
+        if program is None:
+            raise lfs_missing(url)
+        settings = self._settings | {
+            "lfs.url": url if not url.startswith("https:") else f"{url.rstrip('/').removesuffix('.git')}.git/info/lfs",
+            "lfs.storage": str(into / "lfs"),
+            "lfs.basictransfersonly": "true",
+            "lfs.activitytimeout": str(self._limits.stall_seconds),
+        }
+        argv = [*with_limits(limits, die_on_file_size=False), program, "fetch", "--include=", "--exclude=", url, commit]
+        with trio.move_on_after(self._limits.fetch_seconds) as scope:
+            result = await self._run(argv, url, repository, settings)
+            if result.code:
+                raise classify_failure(url, result, limits)
+        if scope.cancelled_caught:
+            raise RemoteOverLimit(f"`{url}` did not send files of LFS within {self._limits.fetch_seconds:g}s")
+
     async def _ask(
         self, url: str, before: tuple[str, ...], after: tuple[str, ...], *, git: Path, limits: ProcessLimits
     ) -> GitResult:
@@ -185,14 +210,25 @@ class RemoteClient:
             await trio.sleep(pause * random.uniform(0.5, 1.5))
         return result
 
-    async def _run(self, argv: Sequence[str], url: str, git: Path) -> GitResult:
+    async def _run(
+        self, argv: Sequence[str], url: str, git: Path, settings: Mapping[str, str] | None = None
+    ) -> GitResult:
+        own = self._settings if settings is None else {**settings}
         token, host = self._access.token, host_of(url)
         env = self._environment | {"GIT_DIR": str(git)}
         if token is None or host is None or token.host.lower() != host.lower():
-            return await run(argv, env=git_environment(self._settings) | env)
+            return await run(argv, env=git_environment(own) | env)
         with credential_helper(token, host) as (descriptor, helper):
-            own = git_environment(self._settings | {"credential.helper": helper})
-            return await run(argv, env=own | env, inherited=(descriptor,))
+            asking = git_environment(own | {"credential.helper": helper})
+            return await run(argv, env=asking | env, inherited=(descriptor,))
+
+
+def find_git_lfs(path: str) -> str | None:
+    return shutil.which("git-lfs", path=path)
+
+
+def lfs_missing(url: str) -> UrlUnsupported:
+    return UrlUnsupported(f"files of LFS of `{url}` cannot be fetched without git-lfs", hint="install git-lfs")
 
 
 def _parse_refs(output: bytes) -> tuple[dict[str, str], str | None]:

@@ -12,6 +12,8 @@
 
 #include "supervise.h"
 
+#include "files.h"
+
 enum { HELLO = 1, EXECUTE, DATA, END, ACK, SIGNAL, STATE, FORGET, LISTEN, OPEN, RESET, PING, PONG, READY, TYPES };
 enum { UNBORN, RUNNING, EXITED, FAILED, GONE };
 enum { TAMPERED = 1, UNKNOWN = 2 };
@@ -1139,11 +1141,15 @@ static bool move_into(char **lists)
     return true;
 }
 
-/* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, or outside of a workspace
- * `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our own user. */
+/* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, as a command `guest list` and `guest pack`, or outside of a
+ * workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our own user. */
 static int start_up(int argc, char **argv, char **env)
 {
     char way = argc > 1 ? argv[1][0] : 0;
+    if (way == 'l')
+        return list_trees(argc - 2, argv + 2);
+    if (way == 'p' && argc == 3)
+        return pack_files(argv[2]);
     if (way == '+')
         return move_into(argv + 2) ? run(NULL, 0) : 3;
     if (way == '-' && argc > 4)

@@ -21,7 +21,7 @@ from runner.ports.network import EgressConnection
 from runner.ports.provider import Connection
 
 HEAD_SECONDS = 60.0  # for the first bytes of a connection, and for the head of each request once it has begun
-CHUNK = 64 << 10
+CHUNK = 128 << 10
 _BEGINNING = 4  # bytes of a credential that wait for more, so that a message that ends like it is not kept for ever
 ENDED = (trio.BrokenResourceError, trio.ClosedResourceError)
 # RFC 9110 section 7.6.1, and what is meant for a proxy.
@@ -219,8 +219,9 @@ def tls_failure(host: str, error: BaseException | None) -> Refused:
 
 
 def end_to_end(headers: Headers, *less: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the headers that are not for the next hop only."""
-    return [(name, value) for name, value in headers if name not in _OF_ONE_HOP and name not in less]
+    """Return the headers that are not for the next hop only, without those that CGI reads as one of ``less``."""
+    dropped = _OF_ONE_HOP.union(less)
+    return [(name, value) for name, value in headers if name.replace(b"_", b"-") not in dropped]
 
 
 async def forward(client: Wire, server: Wire, request: h11.Request, watch: Watch) -> None:
@@ -275,7 +276,7 @@ async def _download(client: Wire, server: Wire, watch: Watch) -> bool:
         if isinstance(answer, h11.Response | h11.InformationalResponse):
             switches = answer.status_code == 101
             headers = list(answer.headers) if switches else end_to_end(answer.headers, b"alt-svc")
-            head = b"\n".join(value for _, value in headers)
+            head = b"\n".join((answer.reason, *(part for header in headers for part in header)))
             watch.pass_on(head, last=True)
             if switches:
                 await client.send(h11.InformationalResponse(status_code=101, headers=headers))

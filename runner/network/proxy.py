@@ -231,8 +231,10 @@ def _with_credential(
     header = chosen.injection.header_of(value)
     less = (header[0], b"host", b"authorization", b"accept-encoding", *_OVERRIDES)
     headers = [(b"host", asked[0].encode()), *end_to_end(head.headers, *less), IDENTITY, header]
-    protocols = [value for key, value in head.headers if key == b"upgrade"]
-    headers += [(b"connection", b"upgrade"), *((b"upgrade", one) for one in protocols)] if protocols else []
+    protocols = [one.strip() for key, value in head.headers if key == b"upgrade" for one in value.split(b",")]
+    # The requests after a change to HTTP/2 would not be judged.
+    protocols = [one for one in protocols if not one.lower().startswith((b"h2c", b"http"))]
+    headers += [(b"connection", b"upgrade"), (b"upgrade", b", ".join(protocols))] if protocols else []
     watch = Watch((value.strip(), header[1].rpartition(b" ")[2]))
     return h11.Request(method=head.method, target=head.target, headers=headers), watch
 

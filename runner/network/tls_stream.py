@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import trio
 
-_CHUNK = 64 << 10
+_CHUNK = 128 << 10
 _CLOSE_SECONDS = 2.0  # for the last record
 
 

@@ -77,7 +77,7 @@ def check_remote(base: str, reach: Mapping[str, str]) -> None:
     """Raise ``UsageError`` when the named certificates or the host's proxy cannot be used."""
     if reach.get("SSL_CERT_FILE"):  # the host's own are not read for nothing: that takes longer than all else here
         _certificates(base, reach)
-    _proxy(base, reach)
+    proxy_of(base, reach)
 
 
 @asynccontextmanager
@@ -95,7 +95,7 @@ async def open_remote(
     ``certificates`` replace the host's, and ``server_name`` the server's own. Without ``read_seconds`` it may be silent
     for ever. Raises what ``check_remote`` raises.
     """
-    proxy = _proxy(base, reach)
+    proxy = proxy_of(base, reach)
     through = f"{proxy.url.host.decode()}:{proxy.url.port}" if proxy is not None else ""
     async with httpcore2.AsyncConnectionPool(
         ssl_context=certificates or _certificates(base, reach),
@@ -198,7 +198,7 @@ def _certificates(base: str, reach: Mapping[str, str]) -> ssl.SSLContext | None:
     return certificates(reach) if urlsplit(base).scheme == "https" else None
 
 
-def _proxy(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
+def proxy_of(base: str, reach: Mapping[str, str]) -> httpcore2.Proxy | None:
     """Return the proxy for a base URL; those that are not https are on this host, and reached directly."""
     parts = urlsplit(base)
     found = find_proxy("https", parts.netloc, reach) if parts.scheme == "https" else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
@@ -52,11 +53,15 @@ def _open_entry(name: str | Path, directory: int | None, found: os.stat_result) 
         raise SpecialFile(str(name))
 
 
-def seal(top: Path) -> Seal:
-    """Return the seal of a tree, whose own name and place do not matter. Raises ``OSError``."""
+def seal(top: Path, checkpoint: Callable[[], None] = lambda: None) -> Seal:
+    """Return the seal of a tree, whose own name and place do not matter. Raises ``OSError``.
+
+    ``checkpoint`` is called in each directory, and may raise.
+    """
     parts: list[str] = []
     files = size = 0
     for fd, entries in walk(top):
+        checkpoint()
         lines: list[str] = []
         for entry in entries:
             found = entry.stat(follow_symlinks=False)

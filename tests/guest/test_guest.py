@@ -816,13 +816,15 @@ def test_a_command_that_has_just_been_started_is_known_after_a_loss(program: Pat
 
 
 def test_commands_go_on_while_nobody_is_there(program: Path, tmp_path: Path) -> None:
-    done = tmp_path / "done"
+    gone, done = tmp_path / "gone", tmp_path / "done"
+    alone = f"until test -e {gone}; do sleep 0.01; done"
     with dialling(program, tmp_path) as host:
         host.step(5)
-        large = host.start("sh", "-c", f"head -c 1000000 /dev/zero; touch {done}")
-        small = host.start("sh", "-c", "echo kept; exit 9")
+        large = host.start("sh", "-c", f"{alone}; head -c 1000000 /dev/zero; touch {done}")
+        small = host.start("sh", "-c", f"{alone}; echo kept; exit 9")
         host.until(lambda: small.phase and large.phase)
         host.hang_up()
+        gone.touch()
         time.sleep(0.3)
 
         assert not done.exists()

@@ -228,8 +228,24 @@ async def test_only_the_named_requests_are_sent(
          NetworkRefusal.MALFORMED),
         (b"GET / HTTP/1.1\r\nHost: a.test:%d\r\nA: b\r\n\tc\r\n: d\r\n\r\n", NetworkRefusal.MALFORMED),
         (b"GET /a\x00b HTTP/1.1\r\nHost: a.test:%d\r\n\r\n", NetworkRefusal.MALFORMED),
+        (b"GET / HTTP/1.1\r\n Host: b.test\r\nHost: a.test:%d\r\n\r\n", NetworkRefusal.MALFORMED),
+        (b"GET / HTTP/1.1\r\nHost: a.test:%d\r\n , b.test\r\n\r\n", NetworkRefusal.MALFORMED),
+        (b"GET / HTTP/1.1\r\nHost: a.test:%d\r\nX: a\rT: mine\r\n\r\n", NetworkRefusal.MALFORMED),
+        (b"PUT / HTTP/1.1\r\nHost: a.test:%d\r\nTransfer-Encoding : chunked\r\n\r\n", NetworkRefusal.MALFORMED),
+        (b"PUT / HTTP/1.1\r\nHost: a.test:%d\r\nTransfer-Encoding: chunked\r\n , x\r\n\r\n",
+         NetworkRefusal.MALFORMED),
+        (b"PUT / HTTP/1.1\r\nHost: a.test:%d\r\nTransfer-Encoding: xchunked\r\n\r\n", NetworkRefusal.MALFORMED),
+        (b"PUT / HTTP/1.1\r\nHost: a.test:%d\r\nContent-Length: +1\r\n\r\n", NetworkRefusal.MALFORMED),
+        (b"PUT / HTTP/1.1\r\nHost: a.test:%d\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+         NetworkRefusal.MALFORMED),
+        (b"CONNECT a.test:%d HTTP/1.1\r\nHost: a.test:%d\r\n\r\n", NetworkRefusal.REQUEST),
+        (b"OPTIONS * HTTP/1.1\r\nHost: a.test:%d\r\n\r\n", NetworkRefusal.REQUEST),
+        (b"GET / HTTP/1.0\r\n\r\n", NetworkRefusal.OTHER_NAME),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", NetworkRefusal.OTHER_NAME),
     ],
-    ids=["another host", "another URL", "two hosts", "two lengths", "a header of no name", "NUL"],
+    ids=["another host", "another URL", "two hosts", "two lengths", "a header of no name", "NUL", "folded at the start",
+         "folded host", "CR", "space before a colon", "folded coding", "unknown coding", "signed length",
+         "different lengths", "CONNECT", "no path", "no host", "HTTP/2"],
 )  # fmt: skip
 async def test_a_request_that_may_be_read_in_two_ways_is_not_sent(
     certificate: Path, request_: bytes, refusal: NetworkRefusal
@@ -239,6 +255,116 @@ async def test_a_request_that_may_be_read_in_two_ways_is_not_sent(
 
         assert (await command.last()).refusal is refusal
         assert not seen.heads
+
+
+@pytest.mark.parametrize(
+    ("second", "refusal"),
+    [
+        (b"GET /a HTTP/1.1\r\nHost: b.test\r\n\r\n", NetworkRefusal.OTHER_NAME),
+        (b"GET /b HTTP/1.1\r\nHost: a.test:%d\r\n\r\n", NetworkRefusal.REQUEST),
+    ],
+    ids=["another host", "another path"],
+)
+async def test_a_later_request_of_a_connection_is_judged_as_the_first(
+    certificate: Path, second: bytes, refusal: NetworkRefusal
+) -> None:
+    async with api(certificate) as seen, inside(certificate, bearer(seen, allow=("GET /a",))) as command:
+        asked = get(seen, "/a") + second.replace(b"%d", b"%d" % seen.port)
+        answer = await command.ask(asked, f"a.test:{seen.port}")
+
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert [head.target for head in seen.heads] == [b"/a"]
+        assert (await command.last()).refusal is refusal
+
+
+CHUNKED = "Transfer-Encoding: chunked\r\nTrailer: T\r\n\r\n1;T=mine\r\na\r\n0\r\nT: mine\r\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "through"),
+    [
+        ("X-HTTP-Method-Override: DELETE\r\nX_HTTP_Method_Override: DELETE\r\n", set()),
+        ("X_Original_URL: /other\r\nA_B: mine\r\n", set()),  # as CGI reads `X-Original-URL` and `A-B`
+        ("Connection: close, a-b, host\r\nKeep-Alive: 1\r\nTE: trailers\r\n", set()),
+        ("X: y\r\n A-B: mine\r\n", {b"x"}),
+        (CHUNKED, {b"transfer-encoding"}),
+        ("Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n", {b"http2-settings"}),
+        ("Connection: Upgrade\r\nUpgrade: x, HTTP/2.0\r\n", {b"connection", b"upgrade"}),
+    ],
+    ids=["method", "underscores", "hop by hop", "folded", "trailers", "h2c", "h2c in a list"],
+)
+async def test_what_servers_may_read_as_another_request_or_credential_is_dropped(
+    certificate: Path, more: str, through: set[bytes]
+) -> None:
+    async with api(certificate) as seen, inside(certificate, bearer(seen, how="header", name="A-B")) as command:
+        answer = await command.ask(get(seen, more=more), f"a.test:{seen.port}", until=b"hello")
+
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert {name for name, _ in seen.heads[0].headers} == {b"host", b"accept-encoding", b"a-b"} | through
+        assert seen.header(b"a-b") == [TOKEN]
+        assert seen.header(b"upgrade") in ([], [b"x"])
+
+
+async def test_a_body_is_asked_for_only_when_its_request_may_be_sent(certificate: Path) -> None:
+    async with api(certificate) as seen, inside(certificate, bearer(seen, allow=("PUT /a",))) as command:
+        wait = f"Expect: 100-continue\r\nContent-Length: 3\r\n{CLOSE}"
+        sent, refused = [
+            await command.ask(get(seen, path, wait, method="PUT") + b"abc", f"a.test:{seen.port}")
+            for path in ("/a", "/b")
+        ]
+
+        assert sent.startswith(b"HTTP/1.1 100 \r\n\r\nHTTP/1.1 200 OK")
+        assert refused.startswith(b"HTTP/1.1 403")
+        assert [(head.target, dict(head.headers).get(b"expect")) for head in seen.heads] == [(b"/a", None)]
+
+
+async def test_http_1_is_all_that_is_spoken(certificate: Path) -> None:
+    async with api(certificate) as seen, inside(certificate, bearer(seen)) as command:
+        for offered, taken in ((["h2", "http/1.1"], "http/1.1"), (["h2"], None)):
+            async with await command.tunnel(f"a.test:{seen.port}") as stream:
+                assert b"200" in await stream.receive_some()
+                context = ssl.create_default_context(cadata=command.trust.decode())
+                context.set_alpn_protocols(offered)
+                secure = trio.SSLStream(stream, context, server_hostname="a.test")
+                await secure.do_handshake()
+                assert secure.selected_alpn_protocol() == taken
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+SAYS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;%s\r\na\r\n0\r\nT: %s\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: https://b.test/\r\nContent-Length: 0\r\n\r\n", None),
+        (b"HTTP/1.1 302 Found\r\nLocation: https://b.test/%s\r\nContent-Length: 0\r\n\r\n", NetworkRefusal.ECHO),
+        (b"HTTP/1.1 400 no %s\r\nContent-Length: 0\r\n\r\n", NetworkRefusal.ECHO),
+        (OK + b"X-%s: y\r\nContent-Length: 0\r\n\r\n", NetworkRefusal.ECHO),
+        (b"HTTP/1.1 103 Early Hints\r\nLink: %s\r\n\r\n" + OK + b"Content-Length: 0\r\n\r\n", NetworkRefusal.ECHO),
+        (SAYS.replace(b"%s", TOKEN), None),
+        (b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n", NetworkRefusal.UNREACHABLE),
+        (OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\na", NetworkRefusal.UNREACHABLE),
+        (b"HTTP/2 200\r\n\r\n", NetworkRefusal.UNREACHABLE),
+    ],
+    ids=["redirect", "in its place", "in the reason", "in a name", "in a hint", "trailers", "unasked upgrade",
+         "different lengths", "HTTP/2"],
+)  # fmt: skip
+async def test_an_answer_brings_nothing_but_itself(
+    certificate: Path, said: bytes, refusal: NetworkRefusal | None
+) -> None:
+    """A redirect is the command's to follow, on another connection, which has no credential."""
+
+    def answer(request: h11.Request, body: bytes) -> bytes:
+        return said.replace(b"%s", TOKEN)
+
+    async with api(certificate, answer) as seen, inside(certificate, bearer(seen)) as command:
+        answered = await command.ask(get(seen, more=CLOSE), f"a.test:{seen.port}")
+
+        assert TOKEN not in answered
+        assert (b"https://b.test/" in answered) is (refusal is None and b"302" in said)
+        told = await command.last()
+        assert (told.refusal, told.requests, len(seen.heads)) == (refusal, 1, 1)
 
 
 async def test_a_host_that_gives_the_credential_back_is_cut_off(certificate: Path) -> None:
