@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 from msgspec import Struct, field
@@ -24,12 +24,9 @@ from runner.core.redact import Redactor, Secret
 from runner.events import events as ev
 from runner.lifecycle.backoff import SLOW, pauses
 from runner.plan.model import RunPlan
-from runner.ports.agent import Agent
-from runner.ports.cluster import ClusterGateway
-from runner.ports.gateway import Api, Gateway
 from runner.ports.git import Author, Git, Snapshot
-from runner.ports.network import OpenEgress
 from runner.ports.provider import Paths, Probe, Provider, SandboxSpec, Workspace, WorkspaceRequest
+from runner.runtime.agent_dependencies import AgentDependencies
 from runner.runtime.lease_holder import Emit, LeaseHolder
 from runner.runtime.mount_plan import MountPlan, add_layers
 from runner.runtime.path_digests import digests
@@ -40,6 +37,9 @@ from runner.safefs import trees
 from runner.spec import template
 from runner.spec.model import ContextFile
 from runner.triage.prompt import PreviousAttempt
+
+if TYPE_CHECKING:
+    from runner.runtime.dependency_layers import LayerRecord
 
 _T = TypeVar("_T")
 
@@ -95,17 +95,6 @@ async def boundless(workspace: str) -> None:
 
 def never(provider: str) -> None:
     """Remember no probe."""
-
-
-class AgentDependencies(Struct, frozen=True, kw_only=True):
-    """The adapters for agents, their models and clusters, which exist before a run does."""
-
-    agent: Callable[[str], Agent]
-    gateway: Gateway
-    cluster: ClusterGateway
-    open_egress: OpenEgress
-    model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
-    model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``
 
 
 class RunDependencies(AgentDependencies, frozen=True, kw_only=True):
@@ -187,6 +176,7 @@ class EventBuffer(Struct):
 class StepResults(Struct, kw_only=True):
     """Findings of steps for those that follow, by the kind of step; all is in the journal as well."""
 
+    kept_layers: dict[Path, LayerRecord] = {}  # dependencies: those that were found kept, which stay until the run ends
     layers: tuple[Mount, ...] = ()  # dependencies: what their commands have made, now or in an earlier run
     context: bytes = b""  # preload: of the incident, for the agent's prompt
     agent_started: bool = False  # the agent may have begun: no other provider is tried any more

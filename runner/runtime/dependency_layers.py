@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -70,11 +70,11 @@ class Layer(Struct, frozen=True):
 
     path: Path
 
-    def read(self) -> LayerRecord | None:
+    def read(self, checkpoint: Callable[[], None] = lambda: None) -> LayerRecord | None:
         """Return the record of the layer; ``None`` if there is none, or it has changed since it was kept."""
         try:
             record = decode((self.path / _RECORD).read_bytes(), LayerRecord)
-            found = tuple(seal(place) for place in self._places(record.keep))
+            found = tuple(seal(place, checkpoint) for place in self._places(record.keep))
         except (OSError, ValueError):
             return None
         return record if found == record.seals else None
@@ -124,21 +124,26 @@ class Layer(Struct, frozen=True):
 
         With a record the lock is shared. Without one it is exclusive, until ``share`` or its closing.
         """
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        while True:
-            descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                if _try_lock(descriptor, fcntl.LOCK_SH):
-                    if (record := await trio.to_thread.run_sync(self.read)) is not None:
-                        self.touch()
-                        return record, descriptor
-                    if _try_lock(descriptor, fcntl.LOCK_EX):
-                        return None, descriptor
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
+        while (found := await self.try_lock()) is None:  # noqa: ASYNC110 - the holder may be another process
             await trio.sleep(_POLL)
+        return found
+
+    async def try_lock(self) -> tuple[LayerRecord | None, int] | None:
+        """Lock as ``lock`` does, or return ``None`` while others make, use or remove the layer."""
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if _try_lock(descriptor, fcntl.LOCK_SH):
+                if (record := await trio.to_thread.run_sync(self.read, trio.from_thread.check_cancelled)) is not None:
+                    self.touch()
+                    return record, descriptor
+                if _try_lock(descriptor, fcntl.LOCK_EX):
+                    return None, descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
 
 
 def lay_out(place: Path, files: Mapping[str, bytes], uid: int) -> None:

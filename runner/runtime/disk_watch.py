@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from runner.core.model import Feature
 from runner.plan.model import Step
+from runner.ports.provider import DiskUse
 from runner.runtime.context import RunContext
 from runner.safefs.trees import bytes_on_disk
+
+Measure = Callable[[], Awaitable[int]]  # bytes
 
 EVERY = 5.0  # seconds between two looks at least
 _SHARE = 20  # times as long as a look took: it must not become what the host is busy with
 
 
-def watched(run: RunContext, step: Step) -> tuple[Path, ...]:
-    """List the directories that commands of a step fill, if the run must enforce their limit itself."""
+def watched(run: RunContext, step: Step) -> Measure | None:
+    """Return the measure of what commands of a step fill, if the run must enforce its limit itself."""
     if not step.fills_disk:
-        return ()
-    handle, probe = run.workspace.handle, run.workspace.probe
+        return None
+    handle, probe, provider = run.workspace.handle, run.workspace.probe, run.workspace.provider
     if handle is None or probe is None or run.plan.limits.disk_bytes is None or handle.project_tree is not None:
-        return ()
+        return None
     if step.kind == "dependencies":
-        return (run.paths.installation,)  # which is on no disk of the workspace
-    return (handle.private, handle.tree) if Feature.DISK in probe.watched else ()
+        return partial(size_of, (run.paths.installation,))  # which is on no disk of the workspace
+    if Feature.DISK not in probe.watched:
+        return None
+    here = partial(size_of, (handle.private, handle.tree))
+    return partial(provider.disk_bytes, handle, here) if isinstance(provider, DiskUse) else here
 
 
-async def outgrown(paths: tuple[Path, ...], limit: int) -> int:
-    """Wait until the directories together exceed ``limit`` bytes on disk, and return their size.
+async def outgrown(measure: Measure, limit: int) -> int:
+    """Wait until more than ``limit`` bytes are measured, and return their number.
 
     Cancelling leaves a measurement under way to end by itself.
     """
@@ -37,7 +45,7 @@ async def outgrown(paths: tuple[Path, ...], limit: int) -> int:
     while True:
         await trio.sleep(pause)
         began = time.monotonic()
-        size = await size_of(paths)
+        size = await measure()
         if size > limit:
             return size
         pause = max(EVERY, _SHARE * (time.monotonic() - began))

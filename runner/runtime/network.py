@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import trio
 from msgspec.structs import asdict
@@ -21,6 +21,7 @@ from runner.runtime.exec import emit_all
 _NO_PROXY = "localhost,127.0.0.1,::1"
 _BUNDLE = "/dev/shm/network/certificates.pem"  # in memory on every provider that has a guest
 _STORE = "/dev/shm/network/certificates.p12"
+_APT = "/dev/shm/network/apt.conf"  # apt reads no variable for certificates
 SSH_PORT = 22
 # Leads standard input and output through the proxy at port $1 to the host $2 and its port $3. bash and cat are where
 # ssh is; programs that speak SOCKS5 or CONNECT are not.
@@ -68,9 +69,17 @@ async def open_network(
         nursery.start_soon(emit_all, receive, run.emit)
         with send:
             credentials = [Credential(one, run.secrets[one.secret]) for one in _injected(run, step)]
-            egress = run.deps.open_egress(allowed, tell, credentials)
-            async with egress as session, workspace.listen(session.serve) as port:
-                yield await network_variables(workspace, session, port, allowed)
+            async with open_way(run.deps.open_egress(allowed, tell, credentials), workspace, allowed) as variables:
+                yield variables
+
+
+@asynccontextmanager
+async def open_way(
+    egress: AbstractAsyncContextManager[EgressSession], workspace: Workspace, allowed: NetworkSpec
+) -> AsyncIterator[Mapping[str, str]]:
+    """Lead commands through a session to the allowed hosts for the length of the block; yield the variables for it."""
+    async with egress as session, workspace.listen(session.serve) as port:
+        yield await network_variables(workspace, session, port, allowed)
 
 
 async def network_variables(
@@ -111,11 +120,14 @@ async def _write_trust(workspace: Workspace, trust: Trust | None) -> tuple[dict[
     """
     if trust is None:
         return {}, []
-    for path, content, script in ((_BUNDLE, trust.certificates, _WRITE + _ADD_OWN), (_STORE, trust.java, _WRITE)):
+    apt = f'Acquire::https::CAInfo "{_BUNDLE}";\n'.encode()
+    files = ((_BUNDLE, trust.certificates, _WRITE + _ADD_OWN), (_STORE, trust.java, _WRITE), (_APT, apt, _WRITE))
+    for path, content, script in files:
         done = await workspace.run(["sh", "-c", script, "sh", path], stdin=content)
         if not done.exit.ok:
             raise ProviderFailed(f"certificates cannot be written inside: sh {done.exit}")
-    return trust_variables(_BUNDLE, _STORE)
+    variables, java = trust_variables(_BUNDLE, _STORE)
+    return {**variables, "APT_CONFIG": _APT}, java
 
 
 def trust_variables(bundle: str, store: str) -> tuple[dict[str, str], list[str]]:

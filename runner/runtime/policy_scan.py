@@ -31,6 +31,8 @@ async def scan_tree(run: RunContext, step: str, specs: Sequence[PolicySpec]) -> 
     """Scan the tree on disk, and record its violations."""
     _, handle = run.workspace.require()
     result = _with(await _scan(run, specs), await _changed(run))
+    if run.workspace.has_repository:
+        result = await _with_parts(run, result)
     run.results.scan, run.results.offending = result, result.offending
     shown = await output_leaks(run.deps.redact, handle.private / "output")
     result = replace(result, violations=result.violations + shown)  # no file of the tree offends by that
@@ -83,6 +85,23 @@ async def _changed(run: RunContext) -> tuple[Violation, ...]:
         Violation(path.rstrip("/"), "protected-changed", "" if now[path] else "it is gone")
         for path in before
         if now[path] != before[path]
+    )
+
+
+async def _with_parts(run: RunContext, result: ScanResult) -> ScanResult:
+    """Judge submodules and files of LFS, which no work can change. One of LFS as it was fetched is not too large."""
+    _, handle = run.workspace.require()
+    changed = await run.deps.git.part_changes(run.paths.repository, handle.tree)
+    whole = {printable_path(_text(path)) for path in changed.lfs_files - changed.lfs.keys()}
+    kept = tuple(one for one in result.violations if one.rule != "max-file-size" or one.path not in whole)
+    offending = result.offending - {path for path in changed.lfs_files if printable_path(_text(path)) in whole}
+    found = [(path, "submodule-changed", how) for path, how in changed.submodules.items()]
+    found += [(path, "lfs-changed", how) for path, how in changed.lfs.items()]
+    return replace(
+        result,
+        violations=kept + tuple(Violation(printable_path(_text(path)), rule, how) for path, rule, how in found),
+        offending=offending | {path for path, _, _ in found},
+        outside=changed.new,
     )
 
 

@@ -18,7 +18,7 @@ import trio
 
 from runner.core.errors import ProviderFailed
 from runner.core.model import Violation
-from runner.core.redact import GZIP, Redactor
+from runner.core.redact import GZIP, Redactor, Secret
 from runner.core.sanitize import printable_path
 from runner.plan.model import SecretGrant
 from runner.ports.git import Change
@@ -43,15 +43,20 @@ async def variables(run: RunContext, workspace: Workspace) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for given in given_to(run, run.step.step):
-        value = run.secrets[given.name].reveal()
-        if not given.as_file:
-            found[given.name] = os.fsdecode(value.rstrip(b"\r\n"))
-            continue
-        path = found[f"{given.name}_FILE"] = f"{FOLDER}/{given.name}"
-        written = await workspace.run(["sh", "-c", _WRITE, "sh", path], stdin=value)
-        if not written.exit.ok:
-            raise ProviderFailed(f"secret `{given.name}` cannot be written inside: sh {written.exit}")
+        found |= await give(workspace, given.name, run.secrets[given.name], as_file=given.as_file)
     return found
+
+
+async def give(workspace: Workspace, name: str, secret: Secret, *, as_file: bool) -> dict[str, str]:
+    """Return the variable of a secret, with its file written. Raises ``ProviderFailed``."""
+    value = secret.reveal()
+    if not as_file:
+        return {name: os.fsdecode(value.rstrip(b"\r\n"))}
+    path = f"{FOLDER}/{name}"
+    written = await workspace.run(["sh", "-c", _WRITE, "sh", path], stdin=value)
+    if not written.exit.ok:
+        raise ProviderFailed(f"secret `{name}` cannot be written inside: sh {written.exit}")
+    return {f"{name}_FILE": path}
 
 
 async def leaks(redactor: Redactor, tree: Path, changes: Sequence[Change]) -> tuple[Violation, ...]:

@@ -33,7 +33,8 @@ class ScanResult(Struct, frozen=True, kw_only=True):
     """The result of a scan. A tree is clean when there are no violations; a truncated scan always has one.
 
     ``offending`` holds the paths of the violations as they are on disk, all of them unless ``truncated``; a directory
-    stands for what is below it. ``bytes`` sums the sizes of regular files, holes included.
+    stands for what is below it. ``outside`` counts new files in submodules, which no work has.
+    ``bytes`` sums the sizes of regular files, holes included.
     """
 
     files: int
@@ -42,6 +43,7 @@ class ScanResult(Struct, frozen=True, kw_only=True):
     violations: tuple[Violation, ...]
     truncated: bool
     offending: frozenset[RawPath]
+    outside: int = 0
 
 
 def scan(

@@ -22,6 +22,8 @@ ISOLATION = (
     *("--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session"),
 )
 _ETC = ("alternatives", "ca-certificates", "ld.so.cache", "pki", "ssl")
+# What a Java of Debian's cannot start without; not `management`, where passwords lie.
+_JAVA = ("jvm-*.cfg", "*.properties", "security")
 
 APPARMOR = "allow bubblewrap, and nothing else, by the AppArmor profile that `runner doctor` prints"
 _HINTS = {
@@ -82,6 +84,8 @@ def system() -> list[str]:
             words += ["--ro-bind", str(place), str(place)]
     for name in _ETC:
         words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for place in (place for pattern in _JAVA for place in Path("/etc").glob(f"java-*-openjdk/{pattern}")):
+        words += ["--ro-bind", str(place), str(place)]
     return [*words, "--proc", "/proc", "--dev", "/dev"]
 
 

@@ -229,8 +229,8 @@ class Engine:
                 client.kill(container)
             except NotFound:
                 return
-            except APIError:
-                if client.inspect_container(container)["State"]["Running"]:
+            except APIError as error:  # 409: it is not running, which podman may know before it shows it
+                if error.status_code != 409 and client.inspect_container(container)["State"]["Running"]:
                     raise
             client.wait(container)
 
@@ -267,6 +267,10 @@ class Engine:
         wanted = _filter(labels)
         found = await self._call(lambda client: client.volumes(filters=wanted), self.timeout)
         return [str(volume["Name"]) for volume in found["Volumes"] or () if _carries(volume, labels)]
+
+    async def place_of_volume(self, name: str) -> str:
+        """Return where the daemon has the files of a volume, as it sees its own host."""
+        return str((await self._call(lambda client: client.inspect_volume(name), self.timeout))["Mountpoint"])
 
     async def remove_volume(self, name: str) -> None:
         """Remove a volume that no container uses; one that is gone is no error."""

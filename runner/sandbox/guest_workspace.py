@@ -98,7 +98,7 @@ class GuestWorkspace:
     """An open workspace with a guest in it."""
 
     def __init__(self, guest: Guest, context: SandboxContext) -> None:
-        self._guest = guest
+        self.guest = guest
         self._context = context
         self._stopping: set[GuestProcess] = set()
         self.terminated = trio.Event()
@@ -116,11 +116,11 @@ class GuestWorkspace:
 
     async def ping(self) -> None:
         """Check that the guest answers. Raises ``WorkspaceLost``."""
-        await self._guest.ping()
+        await self.guest.ping()
 
     async def kill(self) -> None:
         """End the grace of commands that are being stopped, and wait for them."""
-        self._guest.hurry()
+        self.guest.hurry()
         with trio.move_on_after(KILL_GRACE):
             for command in tuple(self._stopping):
                 await command.over.wait()
@@ -132,18 +132,22 @@ class GuestWorkspace:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         on_stop: Callable[[StopStage], None] | None = None,
+        grace: float | None = None,
     ) -> AbstractAsyncContextManager[GuestProcess]:
         context = self._context
         directory = posixpath.join(context.paths.workspace, cwd) if cwd else context.paths.workspace
         whole = {**context.env, **(env or {}), "PWD": directory}
-        return self._exec(context.request(argv, whole, directory), on_stop)
+        patience = context.grace if grace is None else grace
+        return self._exec(context.request(argv, whole, directory), on_stop, patience)
 
     @asynccontextmanager
-    async def _exec(self, request: Request, on_stop: Callable[[StopStage], None] | None) -> AsyncIterator[GuestProcess]:
+    async def _exec(
+        self, request: Request, on_stop: Callable[[StopStage], None] | None, grace: float
+    ) -> AsyncIterator[GuestProcess]:
         await self._context.before_exec()
         process = GuestProcess(self._context.group)
         try:
-            async with self._guest.exec(request, grace=self._context.grace, on_stop=on_stop) as process.command:
+            async with self.guest.exec(request, grace=grace, on_stop=on_stop) as process.command:
                 try:
                     yield process
                 finally:
@@ -167,7 +171,7 @@ class GuestWorkspace:
 
     @asynccontextmanager
     async def listen(self, serve: Callable[[Connection], Awaitable[None]], *, port: int = 0) -> AsyncIterator[int]:
-        async with self._guest.listen(port, serve) as listener:
+        async with self.guest.listen(port, serve) as listener:
             yield listener.port
 
     async def effective(self) -> Isolation:
@@ -177,7 +181,7 @@ class GuestWorkspace:
             await process.stdin.aclose()
             await process.wait()
         kernel = readback.kernel() if context.isolation >= IsolationClass.KERNEL else None
-        filtered = Shield.CALLS in self._guest.shield
+        filtered = Shield.CALLS in self.guest.shield
         host = readback.HostView(
             namespaces=readback.namespaces(),
             uid=context.uid,
@@ -189,7 +193,7 @@ class GuestWorkspace:
         seen = readback.read_back(
             text, host, provider=context.provider, isolation=context.isolation, paths=context.paths
         )
-        return replace(seen, notes=(*seen.notes, *_weaknesses(self._guest.shield, context)))
+        return replace(seen, notes=(*seen.notes, *_weaknesses(self.guest.shield, context)))
 
 
 class GuestProcess:

@@ -101,7 +101,7 @@ def _open_guard(parent: int, name: str, path: str, *, last: bool, directory: boo
     if stat.S_ISLNK(found.st_mode):
         os.close(fd)
         raise ProtectedLink(f"`{path}` is a symbolic link", hint="protect what it points to, or remove the link")
-    if _is_placeholder(found):
+    if is_placeholder(found.st_mode, found.st_mtime, found.st_size):
         return Guard(path, Kind.MISSING_DIRECTORY if stat.S_ISDIR(found.st_mode) else Kind.MISSING_FILE, fd)
     # A file where a directory is expected blocks the protected path: it is protected itself.
     return Guard(path, Kind.PRESENT if last or not stat.S_ISDIR(found.st_mode) else Kind.ANCESTOR, fd)
@@ -123,7 +123,7 @@ def _remove_placeholder(parent: int, name: str, *, only: int | None = None) -> N
     """Remove a placeholder, ``only`` if it has this inode: a late process would find those of the next sandbox."""
     with suppress(FileNotFoundError):
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if not _is_placeholder(found) or only not in (None, found.st_ino):
+        if not is_placeholder(found.st_mode, found.st_mtime, found.st_size) or only not in (None, found.st_ino):
             return
         if stat.S_ISDIR(found.st_mode):
             os.rmdir(name, dir_fd=parent)
@@ -139,6 +139,7 @@ def remove_placeholders(tree: Path) -> None:
                 _remove_placeholder(parent, name)
 
 
-def _is_placeholder(found: os.stat_result) -> bool:
-    marked = stat.S_IMODE(found.st_mode) == 0 and found.st_mtime == _CHANGED
-    return marked and (stat.S_ISDIR(found.st_mode) or found.st_size == 0)
+def is_placeholder(mode: int, seconds: float, size: int) -> bool:
+    """Tell whether these are the mode with its type, the last change, and the size of a placeholder."""
+    marked = stat.S_IMODE(mode) == 0 and seconds == _CHANGED
+    return marked and (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and size == 0))

@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from runner.core.errors import ProviderFailed
+from runner.sandbox.protected_paths import is_placeholder
 
 MAX_ENTRIES = 1_000_000
 MAX_PATH = 4_000  # bytes; the kernel takes 4,095 with the place of the tree
 _COMPARED = 1 << 20  # bytes of a file that is compared before it is written
 _CHUNK = 1 << 20
+_BLOCK = 4096
 _KEPT_MODE = 0o777  # commands cannot give a file more on any provider that has its own users
 
 
@@ -60,12 +63,16 @@ def _add_content(archive: tarfile.TarFile, source: Source) -> None:
 
 
 def _walk(top: Path) -> Iterator[tuple[str, str]]:
-    """Yield everything in a tree, a directory before what is in it: the path, and ``/a/b`` or nothing for the top."""
+    """Yield everything in a tree, a directory before what is in it: the path, and ``/a/b`` or nothing for the top.
+
+    What has come here can be read, so only the placeholder of a protected directory cannot.
+    """
     waiting = [(os.fspath(top), "")]
     while waiting:
         path, name = waiting.pop()
         yield path, name
-        if stat.S_ISDIR(os.lstat(path).st_mode):
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode) and mode & stat.S_IRUSR:
             waiting += [(entry.path, f"{name}/{entry.name}") for entry in os.scandir(path)]
 
 
@@ -75,10 +82,11 @@ def _add(archive: tarfile.TarFile, path: str, name: str, uid: int) -> None:
     entry.mode, entry.uid, entry.gid, entry.mtime = stat.S_IMODE(found.st_mode), uid, uid, int(found.st_mtime)
     if stat.S_ISREG(found.st_mode):
         entry.size = found.st_size
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            archive.addfile(entry, file)
-        return
-    if stat.S_ISDIR(found.st_mode):
+        if entry.size:  # a placeholder cannot be read
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+                archive.addfile(entry, file)
+            return
+    elif stat.S_ISDIR(found.st_mode):
         entry.type = tarfile.DIRTYPE
     elif stat.S_ISLNK(found.st_mode):
         entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(path)
@@ -99,125 +107,200 @@ def stamps(top: Path) -> dict[str, str]:
     return found
 
 
+def blocks(size: int) -> int:
+    """Return the bytes that a file takes on most disks."""
+    return (size + _BLOCK - 1) // _BLOCK * _BLOCK
+
+
+def tar_bytes(stream: IO[bytes], check: Callable[[], None]) -> int:
+    """Return the bytes that what is in an archive takes; ``check`` and errors as for ``read_tar``."""
+    size = 0
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK, errors="surrogateescape") as archive:
+            for entry in archive:
+                check()
+                size += blocks(entry.size)
+    except tarfile.TarError as error:
+        raise ProviderFailed(f"the files of a workspace cannot be measured: {error}") from error
+    return size
+
+
+class Packed(NamedTuple):
+    """An entry of a tree that comes; ``mode`` has its type, ``read`` gives the next bytes of its content."""
+
+    name: str
+    target: str
+    mode: int
+    seconds: float
+    size: int
+    read: Callable[[int], bytes]
+
+
 def read_tar(
     stream: IO[bytes], to: Path, *, most: int, without: frozenset[str] = frozenset(), check: Callable[[], None]
 ) -> None:
     """Make the directory ``to`` like the archive's one top directory; files that are the same already stay untouched.
 
-    ``without`` are directories relative to the top that are left out when they are empty. ``check`` is called before
+    ``without`` are directories relative to the top that are left out when they are empty, as placeholders of protected
+    paths always are. ``check`` is called before
     each entry, and may raise. Raises ``ProviderFailed`` for an archive that nobody should write, and for more than
     ``most`` bytes.
     """
+    receiver, top = _Receiver(to, most), None
     try:
-        with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
-            _Receiver(to, most, without, check).receive(archive)
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK, errors="surrogateescape") as archive:
+            for number, entry in enumerate(archive):
+                check()
+                if number == MAX_ENTRIES:
+                    raise ProviderFailed(f"a workspace holds more than {MAX_ENTRIES:,} files and directories")
+                if top is not None:
+                    name = _below(top, entry.name)
+                    if entry.islnk():
+                        receiver.link(name, _below(top, entry.linkname))
+                    elif not is_placeholder(
+                        (packed := _packed(archive, entry, name)).mode, packed.seconds, packed.size
+                    ):
+                        receiver.receive(packed)
+                elif entry.isdir():
+                    receiver.directories[""] = entry.mode, entry.mtime
+                    top = _relative(entry.name)
+                else:
+                    raise ProviderFailed(f"the files of a workspace begin with no directory, but `{entry.name!r}`")
     except tarfile.TarError as error:
         raise ProviderFailed(f"the files of a workspace cannot be read: {error}") from error
+    if top is None:
+        raise ProviderFailed("the files of a workspace are missing")
+    for name in without:
+        if receiver.seen.get(name) == set():
+            receiver.leave_out(name)
+    remove_all_but(to, receiver.names)
+    receiver.finish()
+
+
+def read_packed(entries: Iterable[Packed], to: Path, *, most: int, links: Mapping[str, str]) -> None:
+    """Write entries into the directory ``to``, and ``links`` to files of theirs. Raises as ``read_tar``."""
+    receiver = _Receiver(to, most)
+    for entry in entries:
+        receiver.receive(entry)
+    for name, target in links.items():
+        receiver.link(name, target)
+    receiver.finish()
+
+
+def remove_all_but(top: Path, names: Container[str]) -> None:
+    """Remove what a tree has under other names, relative to it."""
+    from runner.safefs import trees
+
+    waiting = [(os.fspath(top), "")]
+    while waiting:
+        path, name = waiting.pop()
+        for entry in os.scandir(path):
+            below = f"{name}{entry.name}"
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if below not in names:
+                trees.remove(Path(entry.path)) if is_directory else os.unlink(entry.path)
+            elif is_directory:
+                waiting.append((entry.path, f"{below}/"))
+
+
+_TYPES = {
+    tarfile.DIRTYPE: stat.S_IFDIR,
+    tarfile.SYMTYPE: stat.S_IFLNK,
+    tarfile.FIFOTYPE: stat.S_IFIFO,
+    **dict.fromkeys(tarfile.REGULAR_TYPES, stat.S_IFREG),
+}
+
+
+def _packed(archive: tarfile.TarFile, entry: tarfile.TarInfo, name: str) -> Packed:
+    content = archive.extractfile(entry) if entry.isreg() else None
+    read = content.read if content else bytes
+    mode = _TYPES.get(entry.type, 0) | stat.S_IMODE(entry.mode)
+    return Packed(name, entry.linkname, mode, entry.mtime, entry.size, read)
+
+
+def _below(top: str, name: str) -> str:
+    """Return a name relative to the top: docker calls that by the last part of its path, podman by none."""
+    found = _relative(name)
+    if not top:
+        return found
+    first, _, below = found.partition("/")
+    if first != top or not below:
+        raise ProviderFailed(f"the files of a workspace have a second top, `{name!r}`")
+    return below
 
 
 class _Receiver:
-    def __init__(self, to: Path, most: int, without: frozenset[str], check: Callable[[], None]) -> None:
+    """``seen`` has the names in each directory that came, ``directories`` their modes and times."""
+
+    def __init__(self, to: Path, most: int) -> None:
         self._to = os.fspath(to)
         self._left = most
         self._most = most
-        self._without = without
-        self._check = check
-        self._directories: dict[str, tuple[int, float]] = {}  # mode and time of each, which are set at the end
-        self._seen: dict[str, set[str]] = {}  # the names in each directory
         self._files: set[str] = set()
-        self._top = ""
+        self.directories: dict[str, tuple[int, float]] = {}  # set at the end
+        self.seen: dict[str, set[str]] = {"": set()}
+        self.names: set[str] = set()
 
-    def receive(self, archive: tarfile.TarFile) -> None:
-        for number, entry in enumerate(archive):
-            self._check()
-            if number == MAX_ENTRIES:
-                raise ProviderFailed(f"a workspace holds more than {MAX_ENTRIES:,} files and directories")
-            if self._seen:
-                self._entry(archive, entry, self._below_top(entry.name))
-            elif entry.isdir():
-                self._directories[""], self._seen[""] = (entry.mode, entry.mtime), set()
-                self._top = _relative(entry.name)
-            else:
-                raise ProviderFailed(f"the files of a workspace begin with no directory, but `{entry.name!r}`")
-        if not self._directories:
-            raise ProviderFailed("the files of a workspace are missing")
-        self._remove_others()
-        for name, (mode, seconds) in sorted(self._directories.items(), reverse=True):
+    def receive(self, entry: Packed) -> None:
+        path, kind = self._admit(entry.name), stat.S_IFMT(entry.mode)
+        if kind == stat.S_IFDIR:
+            _make_directory(path)
+            self.directories[entry.name], self.seen[entry.name] = (entry.mode, entry.seconds), set()
+        elif kind == stat.S_IFREG:
+            self._left -= entry.size
+            if entry.size < 0 or self._left < 0:
+                raise ProviderFailed(f"a workspace holds more than {self._most >> 20} MiB")
+            _write(path, entry)
+            self._files.add(entry.name)
+        elif kind == stat.S_IFLNK:
+            _link(path, entry.target)
+        elif kind == stat.S_IFIFO:
+            _clear(path)
+            os.mkfifo(path, _kept(entry.mode))
+        else:
+            raise ProviderFailed(f"a workspace holds a device: {entry.name[-200:]!r}")
+
+    def link(self, name: str, target: str) -> None:
+        """Give a file that came another name."""
+        path = self._admit(name)
+        if target not in self._files:
+            raise ProviderFailed(f"a workspace links to a file that it does not have: {target[-200:]!r}")
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.lstat(path), os.lstat(self._path(target))):
+                return
+        _clear(path)
+        os.link(self._path(target), path, follow_symlinks=False)
+
+    def leave_out(self, name: str) -> None:
+        """Take a directory for one that did not come."""
+        self.names.discard(name)
+        del self.directories[name]
+
+    def finish(self) -> None:
+        for name, (mode, seconds) in sorted(self.directories.items(), reverse=True):
             path = self._path(name)
-            os.chmod(path, mode & _KEPT_MODE)
+            os.chmod(path, _kept(mode) | stat.S_IRWXU)
             os.utime(path, (seconds, seconds))
 
-    def _below_top(self, name: str) -> str:
-        """Return a name relative to the top: docker calls that by the last part of its path, podman by none."""
-        found = _relative(name)
-        if not self._top:
-            return found
-        top, _, below = found.partition("/")
-        if top != self._top or not below:
-            raise ProviderFailed(f"the files of a workspace have a second top, `{name!r}`")
-        return below
+    def _admit(self, name: str) -> str:
+        """Return where an entry belongs."""
+        parent, _, last = name.rpartition("/")
+        names, path = self.seen.get(parent), self._path(name)
+        if names is None or last in ("", ".", "..") or "\0" in name or last in names:
+            raise ProviderFailed(f"a workspace has an impossible name: {name[-200:]!r}")
+        if len(os.fsencode(path)) > MAX_PATH:
+            raise ProviderFailed(f"a workspace nests directories deeper than {MAX_PATH:,} bytes: {name[-200:]!r}")
+        names.add(last)
+        self.names.add(name)
+        return path
 
     def _path(self, name: str) -> str:
         return f"{self._to}/{name}" if name else self._to
 
-    def _entry(self, archive: tarfile.TarFile, entry: tarfile.TarInfo, name: str) -> None:
-        parent, _, last = name.rpartition("/")
-        names = self._seen.get(parent)
-        if names is None or last in ("", ".", "..") or "\0" in name or last in names:
-            raise ProviderFailed(f"a workspace has an impossible name: {name[-200:]!r}")
-        if len(os.fsencode(self._path(name))) > MAX_PATH:
-            raise ProviderFailed(f"a workspace nests directories deeper than {MAX_PATH:,} bytes: {name[-200:]!r}")
-        path = self._path(name)
-        if entry.isdir():
-            _make_directory(path)
-            self._directories[name], self._seen[name] = (entry.mode, entry.mtime), set()
-        elif entry.isreg():
-            self._left -= entry.size
-            if entry.size < 0 or self._left < 0:
-                raise ProviderFailed(f"a workspace holds more than {self._most >> 20} MiB")
-            content = archive.extractfile(entry)
-            assert content is not None  # of a regular file
-            _write(path, content, entry)
-            self._files.add(name)
-        elif entry.issym():
-            _link(path, entry.linkname)
-        elif entry.islnk():
-            self._hard_link(path, entry)
-        elif entry.isfifo():
-            _clear(path)
-            os.mkfifo(path, entry.mode & _KEPT_MODE)
-        else:
-            raise ProviderFailed(f"a workspace holds a device: {name[-200:]!r}")
-        names.add(last)
 
-    def _hard_link(self, path: str, entry: tarfile.TarInfo) -> None:
-        target = self._below_top(entry.linkname)
-        if target not in self._files:
-            raise ProviderFailed(f"a workspace links to a file that it does not have: {target[-200:]!r}")
-        try:
-            if os.path.samestat(os.lstat(path), os.lstat(self._path(target))):
-                return
-        except FileNotFoundError:
-            pass
-        _clear(path)
-        os.link(self._path(target), path, follow_symlinks=False)
-
-    def _remove_others(self) -> None:
-        from runner.safefs import trees
-
-        for name, names in sorted(self._seen.items(), reverse=True):
-            path = self._path(name)
-            if name in self._without and not names:
-                os.chmod(path, 0o700)
-                os.rmdir(path)
-                del self._directories[name]
-                continue
-            for other in os.scandir(path):
-                gone = other.name not in names
-                if gone and other.is_dir(follow_symlinks=False):
-                    trees.remove(Path(other.path))
-                elif gone:
-                    os.unlink(other.path)
+def _kept(mode: int) -> int:
+    """Return the mode of a file here, which its owner can read at least: the runner is one."""
+    return mode & _KEPT_MODE | stat.S_IRUSR
 
 
 def _relative(name: str) -> str:
@@ -228,26 +311,36 @@ def _make_directory(path: str) -> None:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            os.chmod(path, 0o700)
+        else:
             os.unlink(path)
             os.mkdir(path, 0o700)
-        else:
-            os.chmod(path, 0o700)
 
 
-def _write(path: str, content: IO[bytes], entry: tarfile.TarInfo) -> None:
-    mode = entry.mode & _KEPT_MODE
-    first = content.read(_COMPARED)
-    if entry.size <= _COMPARED and _is(path, first, mode):
+def _write(path: str, entry: Packed) -> None:
+    mode, left = _kept(entry.mode), entry.size
+    part = entry.read(min(left, _COMPARED))
+    if left <= _COMPARED and _is(path, part, mode):
         return
-    _clear(path)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as file:
-        while first:
-            file.write(first)
-            first = content.read(_CHUNK)
-        os.fchmod(file.fileno(), mode)
-        file.flush()
-        os.utime(file.fileno(), (entry.mtime, entry.mtime))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileExistsError:
+        _clear(path)
+        fd = os.open(path, flags, 0o600)
+    try:
+        while part:
+            left -= len(part)
+            while part:
+                part = part[os.write(fd, part) :]
+            part = entry.read(min(left, _CHUNK))
+        if left:
+            raise ProviderFailed("the files of a workspace end too early")
+        os.fchmod(fd, mode)
+        os.utime(fd, (entry.seconds, entry.seconds))
+    finally:
+        os.close(fd)
 
 
 def _is(path: str, content: bytes, mode: int) -> bool:

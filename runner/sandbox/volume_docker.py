@@ -46,9 +46,11 @@ from runner.sandbox.docker_facts import (
     tmp_bytes,
     versions_of,
 )
+from runner.sandbox.guest_files import GuestFiles
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
+from runner.sandbox.protected_paths import Guard, Kind, open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS, group, passwd
-from runner.sandbox.tar_trees import Source, read_tar, stamps, write_tar
+from runner.sandbox.tar_trees import Source, read_tar, stamps, tar_bytes, write_tar
 
 UID = 1000  # of commands
 MOST = 16 << 30  # bytes that are fetched of a workspace without a disk limit
@@ -56,7 +58,8 @@ _TMPFS = "rw,exec,nosuid,nodev"  # in the form that podman heeds too
 _COVER_BYTES = 1 << 16  # of a tmpfs over a volume that the image declares
 
 _NO_DISK = "the daemon keeps the files, and docker limits no volume"
-_CHECKED = "commands write to a volume of the daemon, of which it mounts no part read-only"
+_CHECKED = "commands write to a volume of the daemon, which is in a machine that mounts no part of it read-only"
+_DESKTOP = "Docker Desktop"
 _NOT_WARM = "the connection to a container's guest goes through the daemon, and cannot be handed over"
 _NOT_MADE = "what commands install is kept on this host, and this daemon mounts nothing of it"
 _ALONE = "workspaces that share a project need its directory, and this daemon mounts nothing of this host"
@@ -86,11 +89,11 @@ class VolumeDocker(DaemonImages):
         self._directories = WorkspaceDirectories(home, self.name, own_users=False)
         self._engine = engine
         self._grace = grace
+        self._measures: dict[str, Callable[[], Awaitable[int]]] = {}  # of the sandboxes that are open, by workspace
 
     async def probe(self) -> Probe:
         missing = {
             Feature.DISK: _NO_DISK,
-            Feature.PROTECTED_PATHS: _CHECKED,
             Feature.SHARED_PROJECT: _ALONE,
             Feature.WARM_POOL: _NOT_WARM,
             Feature.DEPENDENCY_COMMANDS: _NOT_MADE,
@@ -102,6 +105,7 @@ class VolumeDocker(DaemonImages):
             about = await self._engine.about()
             versions = versions_of(about, guest)
             missing |= missing_limits(about)
+            missing |= {Feature.PROTECTED_PATHS: _CHECKED} if about.get("OperatingSystem") == _DESKTOP else {}
             check_machine(about)
         except ProviderFailed as error:
             reason, hint = error.message, error.hint
@@ -114,7 +118,7 @@ class VolumeDocker(DaemonImages):
             reason=reason,
             hint=hint,
             needs_image=True,
-            watched=frozenset({Feature.PROTECTED_PATHS}),
+            watched=frozenset({Feature.PROTECTED_PATHS, Feature.DISK}),
         )
 
     async def create(self, request: WorkspaceRequest) -> Handle:
@@ -167,12 +171,15 @@ class VolumeDocker(DaemonImages):
             volumes = await trio.to_thread.run_sync(_volumes, handle, spec)
         except FileNotFoundError as error:
             raise WorkspaceLost(f"{what} is gone: `{error.filename}`") from error
-        mirror = Mirror(handle)
-        channel, limits = AttachChannel(self._engine, what), DaemonLimits()
-        with open_directory(seen) as tree:
+        mirror, channel, limits = Mirror(handle), AttachChannel(self._engine, what), DaemonLimits()
+        kept, fetched = [volume for volume in volumes if volume.kept], False
+        roots = {volumes[0].target: seen, **{volume.target: volume.source for volume in kept}}
+        files = GuestFiles(roots, _without(spec), handle.limits.disk_bytes or MOST)
+        with open_directory(seen) as tree, open_guards(tree, () if seen is scratch else spec.protected) as guards:
             try:
                 carrier = await self._send(handle, volumes, mirror)
-                container = await self._make(handle, "sandbox", self._config(handle, volumes))
+                config = self._config(handle, volumes, await self._guard_mounts(volumes[0], guards))
+                container = await self._make(handle, "sandbox", config)
                 init = DaemonInit(self._engine, container, limits, what)
                 context = SandboxContext(
                     provider=self.name,
@@ -183,21 +190,30 @@ class VolumeDocker(DaemonImages):
                     env={**ENV, **spec.environment},
                     group=limits,
                     grace=self._grace,
-                    refresh=partial(self._fetch_one, carrier, volumes[0], seen, spec),
+                    refresh=partial(self._refresh, files, carrier, volumes[0], seen, spec),
                     before_exec=Inputs(volumes, partial(self._put, handle, carrier)).send_changed,
                 )
                 try:
                     await channel.prepare(container)
-                    mirror.daemon_is_ahead(volume.name for volume in volumes if volume.kept)
+                    mirror.daemon_is_ahead(volume.name for volume in kept)
                     await self._engine.start(container)
                     async with self._reach(channel, init, context, what) as workspace:
-                        yield workspace
+                        await files.begin(workspace.guest)
+                        self._measures[handle.id] = partial(self._measure, files, carrier, volumes)
+                        try:
+                            yield workspace
+                        finally:
+                            with trio.CancelScope(shield=True):
+                                await workspace.kill()
+                                fetched = await files.fetch([volume.target for volume in kept])
                 finally:
                     with trio.CancelScope(shield=True):
                         channel.close()
                         await init.end()
-                        await self._fetch(handle, carrier, [volume for volume in volumes if volume.kept], spec)
+                        await self._fetch(handle, carrier, [] if fetched else kept, spec)
+                        mirror.same(await trio.to_thread.run_sync(_stamps, kept))
             finally:
+                self._measures.pop(handle.id, None)
                 with trio.CancelScope(shield=True), suppress(ProviderFailed):
                     await self._engine.remove(self._labels(handle))
                     for volume in volumes:
@@ -217,7 +233,20 @@ class VolumeDocker(DaemonImages):
                 raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
             yield workspace
 
-    def _config(self, handle: Handle, volumes: Sequence[Volume]) -> dict[str, Any]:
+    async def _guard_mounts(self, tree: Volume, guards: Sequence[Guard]) -> list[dict[str, Any]]:
+        """Mount parts of a volume from where the daemon has it; nothing runs yet that could make links of them."""
+        place = await self._engine.place_of_volume(tree.name) if guards else ""
+        return [
+            {
+                "Type": "bind",
+                "Source": f"{place}/{guard.path}",
+                "Target": f"{tree.target}/{guard.path}",
+                "ReadOnly": guard.kind is not Kind.ANCESTOR,
+            }
+            for guard in guards
+        ]
+
+    def _config(self, handle: Handle, volumes: Sequence[Volume], guards: Sequence[dict[str, Any]]) -> dict[str, Any]:
         found = read_image(handle)
         container = Container(
             image=found["image"],
@@ -234,7 +263,7 @@ class VolumeDocker(DaemonImages):
             covered[posixpath.dirname(PATHS.kube)] = f"{_TMPFS},size={_COVER_BYTES},mode=755"
         covered[TMP] = f"{_TMPFS},size={tmp_bytes(handle.limits)},mode=1777"
         covered["/var/tmp"] = f"{_TMPFS},size={tmp_bytes(handle.limits) // 4},mode=1777"  # podman's own has no size
-        config["HostConfig"] |= {"Mounts": [*map(_mount, volumes)], "Tmpfs": covered}
+        config["HostConfig"] |= {"Mounts": [*map(_mount, volumes), *guards], "Tmpfs": covered}
         del config["HostConfig"]["Runtime"]
         return {**config, **AttachChannel.config}
 
@@ -285,15 +314,34 @@ class VolumeDocker(DaemonImages):
     async def _fetch(self, handle: Handle, carrier: str, volumes: Sequence[Volume], spec: SandboxSpec) -> None:
         for volume in volumes:
             await self._fetch_one(carrier, volume, volume.source, spec, handle.limits.disk_bytes or MOST)
-        Mirror(handle).same(await trio.to_thread.run_sync(_stamps, volumes))
+
+    async def _refresh(self, files: GuestFiles, carrier: str, volume: Volume, to: Path, spec: SandboxSpec) -> None:
+        if not await files.fetch([volume.target]):
+            await self._fetch_one(carrier, volume, to, spec)
 
     async def _fetch_one(self, carrier: str, volume: Volume, to: Path, spec: SandboxSpec, most: int = MOST) -> None:
-        without = frozenset(mount.target.rstrip("/") for mount in spec.dependencies)
+        without = frozenset(_without(spec))
 
         def read(stream: IO[bytes], check: Callable[[], None]) -> None:
             read_tar(stream, to, most=most, without=without, check=check)
 
         await self._engine.get(carrier, _place(volume), read)
+
+    async def disk_bytes(self, handle: Handle, here: Callable[[], Awaitable[int]]) -> int:
+        if measure := self._measures.get(handle.id):
+            with suppress(ProviderFailed, WorkspaceLost):  # it ends just now
+                return await measure()
+        return await here()
+
+    async def _measure(self, files: GuestFiles, carrier: str, volumes: Sequence[Volume]) -> int:
+        """Ask the guest, and the daemon where commands have closed a directory to it."""
+        writable = [volume for volume in volumes if volume.writable]
+        with suppress(ProviderFailed):
+            return await files.measure([volume.target for volume in writable])
+        sizes: list[int] = []
+        for volume in writable:
+            await self._engine.get(carrier, _place(volume), lambda *archive: sizes.append(tar_bytes(*archive)))
+        return sum(sizes)
 
     async def retrieve(self, handle: Handle) -> None:
         self._directories.check(handle)
@@ -311,6 +359,7 @@ class VolumeDocker(DaemonImages):
         carrier = await self._carrier(handle, kept)
         try:
             await self._fetch(handle, carrier, kept, SandboxSpec())
+            mirror.same(await trio.to_thread.run_sync(_stamps, kept))
         finally:
             with trio.CancelScope(shield=True), suppress(ProviderFailed):
                 await self._engine.remove(labels)
@@ -330,6 +379,7 @@ class VolumeDocker(DaemonImages):
             await self.retrieve(handle)
         except ProviderFailed as error:
             raise CleanUpIncomplete(f"{_what(handle)} cannot be ended: {error.message}", hint=error.hint) from error
+        await trio.to_thread.run_sync(remove_placeholders, handle.tree)
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
@@ -460,6 +510,11 @@ def _volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
         *(sent_once(Path(toolchain), toolchain) for toolchain in spec.toolchains),
         *(passing(source, target, writable=True) for source, target in below),
     ]
+
+
+def _without(spec: SandboxSpec) -> list[str]:
+    """List the paths of the tree that belong to other volumes."""
+    return [mount.target.rstrip("/") for mount in spec.dependencies]
 
 
 def _stamps(volumes: Sequence[Volume]) -> dict[str, dict[str, str]]:

@@ -214,6 +214,7 @@ async def test_a_workspace_that_was_never_opened_needs_no_daemon_to_go(tmp_path:
 # --- a daemon that fails ----------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 async def test_a_daemon_that_hangs_holds_up_no_command_and_no_end(mortal: Daemon, tmp_path: Path) -> None:
     provider = DockerProvider(tmp_path, Engine(mortal.host), grace=0.2)
     handle = await workspace_of(provider)

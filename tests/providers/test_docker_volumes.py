@@ -8,15 +8,21 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from runner.core.errors import WorkspaceLost
-from runner.ports.provider import SandboxSpec, WorkspaceRequest
+from runner.ports.provider import DiskUse, SandboxSpec, WorkspaceRequest
+from runner.runtime.disk_watch import size_of
 from runner.safefs import trees
 from runner.sandbox.volume_docker import Mirror
 from runner.testing.place import GRACE
+from tests.cli import test_network
+from tests.cli.test_network import ELSEWHERE, PROGRAM, THERE
+from tests.cli.test_workspace import STUBBORN, seconds_between_asking_and_the_end, start_inside
+from tests.engine.test_crash_points import POINTS, commits, kill_and_recover, open_crashing
 from tests.support import dockerd
 from tests.support.dockerd import Daemon
 from tests.support.needs import OPENSSL, ROOT, SSHD
@@ -27,6 +33,7 @@ from tests.support.ssh_server import SshServer, ssh_server
 from tests.support.unprivileged import OtherDaemon, Podman, RootlessDocker
 
 pytestmark = ROOT.mark  # who starts a daemon, and becomes another user
+port = test_network.port  # of a server on this host
 
 USER = 65534  # in the group of the daemon's socket, and nothing more
 OTHERS: dict[str, type[OtherDaemon]] = {"podman": Podman, "rootless docker": RootlessDocker}
@@ -203,19 +210,31 @@ def test_a_whole_run_works_there_as_anywhere(project: Project, elsewhere: Callab
     assert (project.directory(record) / "output" / "report.md").read_text() == "a report\n"
 
 
-def test_a_protected_path_that_was_changed_is_not_published_and_the_plan_says_how(
+@pytest.mark.scenario("ISO-10", only="elsewhere")
+@pytest.mark.scenario("ISO-11", only="elsewhere")
+def test_protected_paths_are_read_only_in_place_and_the_rest_is_writable(
     project: Project, elsewhere: Callable[[], Daemon]
 ) -> None:
-    write(project, "echo mine > a/kept", workspace="protected_paths: [a/]", run="snapshot: {message: work}")
+    script = """
+        echo mine > a/kept || echo refused
+        mv a b || rm -r a || echo "it stays"
+        echo mine > missing || echo "nor made"
+        mkdir rest && echo work > rest/made
+    """
+    write(project, script, workspace="protected_paths: [a/kept, missing]", run="snapshot: {message: work}")
     elsewhere()
 
     plan = project.runner("plan", str(project.folder))
-    done, record = project.apply()
+    record = project.succeed()
 
-    assert "protected_paths a/: checked before anything is published, not prevented, with docker" in plan.out
-    assert done.code == 3, done.out + done.err
-    assert record["snapshot"] is None
-    assert [(v["path"], v["rule"]) for v in record["violations"]] == [("a", "protected-changed")]
+    assert "not prevented" not in plan.out
+    assert "Read-only file system" in project.logs("agent", "stderr")
+    assert project.logs("agent").splitlines() == ["refused", "it stays", "nor made"]
+    assert {"/workspace/a/kept", "/workspace/missing"} <= {*record["observed"]["read_only"]}
+    patch = (project.directory(record) / "work.patch").read_text()
+    assert "rest/made" in patch
+    assert "a/kept" not in patch
+    assert "missing" not in patch
 
 
 @pytest.mark.scenario("LIF-16", only="elsewhere")
@@ -234,6 +253,65 @@ def test_limits_hold_there_and_who_exceeds_them_is_told(project: Project, elsewh
     assert int(throttled) > 2
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("elsewhere", ["docker-user", "docker-remote", *OTHERS], indirect=True)
+def test_what_outgrows_a_limit_on_the_disk_is_ended_and_kept(project: Project, elsewhere: Callable[[], Daemon]) -> None:
+    fill = "echo work > made; head -c 20M /dev/zero > $HOME/big; sleep 600"
+    write(project, fill, workspace="resource_limits: {disk: 16M}", run="snapshot: {message: work}")
+    elsewhere()
+
+    planned = project.runner("plan", str(project.folder))
+    done, record = project.apply()
+
+    assert "disk 16M: watched from outside, and what goes beyond it is ended, with docker" in planned.out
+    assert (done.code, record["outcome"]["reason"]) == (1, "disk"), done.out + done.err
+    assert "its workspace grew to 20 MiB, and may have 16 MiB" in record["outcome"]["message"]
+    assert "+work" in project.runner("runs", "patch", "last").out
+
+
+async def test_what_commands_write_is_measured_where_it_is_also_in_what_they_close(tmp_path: Path) -> None:
+    """The guest is asked, and the daemon about a directory that the guest cannot read; later, the copies here."""
+    provider = make(VOLUMES, tmp_path, GRACE)
+    assert isinstance(provider, DiskUse)
+    handle = await provider.create(WorkspaceRequest(id="measured", run="run-1", nonce="nonce"))
+    measure = partial(provider.disk_bytes, handle, partial(size_of, (handle.private, handle.tree)))
+    before = await measure()
+    async with provider.open(handle, SandboxSpec()) as workspace:
+        await workspace.run(["sh", "-c", "echo > small; mkdir ~/d; cd ~/d; head -c 4M /dev/zero > big; ln big same"])
+        by_guest = await measure()
+        await workspace.run(["chmod", "0", "/home/agent/d"])
+        by_daemon = await measure()
+        await workspace.run(["chmod", "700", "/home/agent/d"])
+    await provider.destroy(handle)
+
+    assert before < 1 << 20
+    assert by_guest == by_daemon == (4 << 20) + 4096
+
+
+@pytest.mark.scenario("BEY-13", only="elsewhere")
+def test_the_allowed_host_is_reached_from_the_runner_and_no_other(
+    project: Project, elsewhere: Callable[[], Daemon], port: int
+) -> None:
+    write(
+        project,
+        f"cat > /tmp/ask.py <<'END'\n{PROGRAM}END\npython3 /tmp/ask.py {port} {THERE} {ELSEWHERE}",
+        workspace=f"network: {{agent: {{allow: [{{host: '{THERE}:{port}', private: true}}]}}}}",
+    )
+    elsewhere()
+
+    record = project.succeed()
+
+    lines = project.logs("agent").splitlines()
+    assert [lines[0], *(line.split()[0] for line in lines[1:3])] == [f"hello /a {THERE}:{port}", "403", "403"]
+    assert "OUT" not in lines
+    assert [(one["place"], one["refusal"]) for one in record["network"]] == [
+        (f"{THERE}:{port}", None),
+        (f"{ELSEWHERE}:{port}", "not-allowed"),
+        ("169.254.169.254:80", "not-allowed"),
+    ]
+
+
+@pytest.mark.scenario("BEY-10", only="elsewhere")
 @pytest.mark.parametrize("elsewhere", ["docker-remote"], indirect=True)
 def test_work_of_a_killed_runner_is_fetched_and_saved(project: Project, elsewhere: Callable[[], Daemon]) -> None:
     write(project, "echo work > made; echo ready; sleep 600", run="snapshot: {message: work}")
@@ -249,6 +327,30 @@ def test_work_of_a_killed_runner_is_fetched_and_saved(project: Project, elsewher
 
     assert done.code == 0, done.out + done.err
     assert "+work" in project.runner("runs", "patch", "last").out
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-10", only="elsewhere")
+@pytest.mark.parametrize(
+    ("elsewhere", "stride"),
+    [
+        pytest.param(kind, stride, marks=pytest.mark.nightly if stride == 1 else ())
+        for kind in ("docker-user", "docker-remote")
+        for stride in (18, 1)
+    ],
+    indirect=["elsewhere"],
+)
+def test_a_run_that_is_killed_at_any_append_is_recovered_whole(
+    project: Project, elsewhere: Callable[[], Daemon], stride: int
+) -> None:
+    """By day some appends, before, in or after it; by night each of them in each way."""
+    daemon = elsewhere()
+    env = {name: project.env[name] for name in project.env.keys() & {"DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"}}
+    with open_crashing("docker", project.home, daemon, env, project.user or 0) as crashing:
+        for number, at in enumerate(range(3, commits(crashing) + 1, stride)):
+            for point in POINTS if stride == 1 else POINTS[number % 3 :][:1]:
+                assert kill_and_recover(crashing, point, at), (point, at)
+        trees.remove(crashing.folder)
 
 
 @pytest.mark.scenario("LIF-08", only="elsewhere")
@@ -282,6 +384,23 @@ def test_a_workspace_stops_comes_back_with_its_files_and_goes(
     assert project.runner("workspace", "destroy", name).code == 6
 
 
+@pytest.mark.slow
+@pytest.mark.scenario("LIF-09", only="elsewhere")
+def test_destroying_asks_a_command_waits_ten_seconds_and_then_forces_it(
+    project: Project, elsewhere: Callable[[], Daemon]
+) -> None:
+    elsewhere()
+    id = project.json("workspace", "create", "--provider", "docker", "--image", dockerd.IMAGE)["id"]
+    process = start_inside(project, id, STUBBORN)
+
+    done = project.runner("workspace", "destroy", id)
+
+    assert (done.code, done.err) == (0, "")
+    assert 9 < seconds_between_asking_and_the_end(project, id) < 13
+    process.communicate(timeout=60)
+
+
+@pytest.mark.nightly
 def test_what_was_fetched_outlives_a_volume_that_somebody_removed(
     project: Project, elsewhere: Callable[[], Daemon]
 ) -> None:
@@ -319,6 +438,7 @@ async def test_a_volume_that_was_removed_before_it_was_fetched_is_missed_once(tm
     await provider.destroy(handle)
 
 
+@pytest.mark.nightly
 def test_a_daemon_that_does_not_answer_is_named_in_time(project: Project, elsewhere: Callable[[], Daemon]) -> None:
     write(project, "echo work > made")
     daemon = elsewhere()
@@ -332,6 +452,7 @@ def test_a_daemon_that_does_not_answer_is_named_in_time(project: Project, elsewh
     assert f"the docker daemon at `{daemon.host}` has not answered within 10s" in done.err
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("elsewhere", ["docker-remote", "ssh"], indirect=True)
 def test_a_docker_context_names_such_a_daemon(project: Project, elsewhere: Callable[[], Daemon]) -> None:
     write(project, "echo work > made")
@@ -351,6 +472,7 @@ def test_a_docker_context_names_such_a_daemon(project: Project, elsewhere: Calla
     assert project.runner("doctor", "--settings").out.count("docker context far") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("elsewhere", ["ssh"], indirect=True)
 def test_an_ssh_host_that_is_not_known_is_refused_and_nobody_is_asked(
     project: Project, elsewhere: Callable[[], Daemon], over_ssh: SshServer

@@ -212,6 +212,7 @@ def test_a_registry_that_sends_other_bytes_than_it_named_is_found_out(project: P
     assert "serves something other than" in done.out + done.err
 
 
+@pytest.mark.nightly
 def test_a_cancelled_run_ends_its_pull(project: Project, daemon: Daemon) -> None:
     with lying_registry(daemon, _PORT + 3, "slow") as slow:
         write(project, f"{slow.host}/team/agent:1")

@@ -245,7 +245,7 @@ def test_a_scan_that_was_stopped_is_never_clean(tmp_path: Path, scan: Scan) -> N
     assert [str(v) for v in result.violations] == [".: scan-limit (stopped before the end)"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wide_directory_costs_no_memory(tmp_path: Path, scan: Scan) -> None:
     for n in range(20_000):
         os.close(os.open(tmp_path / str(n), os.O_CREAT))

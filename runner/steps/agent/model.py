@@ -20,7 +20,8 @@ from runner.events import events as ev
 from runner.ports.agent import AgentResult, AgentSetup, ModelAccess, ModelAgent
 from runner.ports.gateway import ModelGrant, ModelRequest, ModelSession
 from runner.ports.provider import Workspace
-from runner.runtime.context import AgentDependencies, RunContext
+from runner.runtime.agent_dependencies import AgentDependencies
+from runner.runtime.context import RunContext
 from runner.runtime.exec import emit_all
 from runner.spec.model import ModelSpec
 

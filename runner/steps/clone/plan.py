@@ -10,6 +10,7 @@ from runner.plan.model import Step
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, PolicySpec, RunSpec
 
 NEEDS = (("provision",),)
+_NAMED = 5  # submodules
 
 
 class CloneBody(Struct, frozen=True, kw_only=True):
@@ -28,6 +29,9 @@ class CloneBody(Struct, frozen=True, kw_only=True):
     policies: tuple[PolicySpec, ...]
     agents_file: ContextFile | None
     within: Path | None = None
+    submodules: bool = False
+    lfs: bool = False
+    untrusted: bool = False
 
 
 BODY = CloneBody
@@ -40,6 +44,8 @@ def inputs(body: CloneBody) -> dict[str, object]:
         "url": body.url,
         "depth": body.depth,
         "uncommitted files": body.include_dirty,
+        "submodules": body.submodules,
+        "LFS": body.lfs,
         AGENTS_FILE: body.agents_file.sha256 if body.agents_file else None,
     }
 
@@ -59,6 +65,14 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
         what += ", with uncommitted files"
     elif (commit := facts.of(spec.name).commit) is not None and commit.dirty:
         what += ", uncommitted files left out"
+    parts = facts.of(spec.name).parts
+    names = ", ".join(parts.submodules[:_NAMED]) + (", ..." if len(parts.submodules) > _NAMED else "")
+    if checkout.submodules:
+        what += f", with submodules {names}".rstrip()
+    elif names:
+        what += f", submodules left empty: {names}"
+    if checkout.lfs or parts.lfs:
+        what += ", with files of LFS" if checkout.lfs else ", files of LFS left as pointers"
     return Step(
         id="clone",
         kind="clone",
@@ -78,5 +92,8 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
             policies=spec.policies,
             agents_file=None if spec.shared else facts.of(spec.name).agents_file,
             within=checkout.within,
+            submodules=checkout.submodules,
+            lfs=checkout.lfs,
+            untrusted=spec.untrusted,
         ),
     )

@@ -1,13 +1,16 @@
-"""The layers of a step's commands, which planning looks for and the step gives."""
+"""The layers of a step's commands. Planning looks for them, the clone step compares them, the step gives them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import trio
 from msgspec.structs import replace
 
 from runner.plan.model import RunPlan
+from runner.runtime.context import RunContext
 from runner.runtime.dependency_layers import Layer, Owner, layer_of
 from runner.spec.model import DependencySpec
 from runner.steps.clone.plan import CloneBody
@@ -48,3 +51,28 @@ def tell_kept(plan: RunPlan, home: Path, *, needs_image: bool) -> RunPlan:
     found = layers_of(body, plan, home, needs_image=needs_image)
     words = "; ".join(dependency_words(one, "kept" if layer.is_there() else "to be made") for one, layer in found)
     return replace(plan, steps=tuple(replace(s, what=words) if s.body is body else s for s in plan.steps))
+
+
+async def hold_kept(run: RunContext) -> None:
+    """Find the layers that are kept and hold them until the run ends; those that others make are not waited for."""
+    body, probe = run.plan.body(DependenciesBody), run.workspace.probe
+    if body is None or probe is None:
+        return
+    for _, layer in layers_of(body, run.plan, run.paths.home, needs_image=probe.needs_image):
+        if layer.path in run.results.kept_layers or not layer.is_there():
+            continue
+        if (found := await layer.try_lock()) is not None:
+            record, lock = found
+            if record is None:
+                os.close(lock)
+            else:
+                run.results.kept_layers[layer.path] = record
+                run.sandboxes.services.start_soon(hold_until_end, lock)
+
+
+async def hold_until_end(lock: int) -> None:
+    """Keep a lock until the run has ended."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        os.close(lock)

@@ -18,7 +18,7 @@ from runner.runtime.network import open_network
 from runner.safefs import trees
 from runner.safefs.safe_open import read_beneath
 from runner.spec.model import MAX_LOCK_FILE, DependencySpec
-from runner.steps.dependencies.layers import layers_of
+from runner.steps.dependencies.layers import hold_until_end, layers_of
 from runner.steps.dependencies.plan import DependenciesBody
 from runner.steps.setup.plan import command_words
 
@@ -37,32 +37,26 @@ async def perform(body: DependenciesBody, run: RunContext) -> Outcome:
     found = []
     with open_logs(run.paths.logs, STEP) as logs:
         for one, layer in layers_of(body, run.plan, run.paths.home, needs_image=probe.needs_image):
-            run.step.awaited = f"another run makes or uses `{layer.path}`"
-            record, lock = await layer.lock()
-            run.step.awaited = ""
-            with ExitStack() as undo:
-                undo.callback(os.close, lock)
-                how = "kept from"
-                if record is None:
-                    made = await _make(one, layer, files, run, body=body, logs=logs)
-                    if isinstance(made, Outcome):
-                        return made
-                    record, how = made, "made by"
-                    share(lock)
-                    await trio.to_thread.run_sync(run.deps.evict_layers)
-                undo.pop_all()
-            run.sandboxes.services.start_soon(_hold, lock)
+            record, how = run.results.kept_layers.get(layer.path), "kept from"
+            if record is None:
+                run.step.awaited = f"another run makes or uses `{layer.path}`"
+                record, lock = await layer.lock()
+                run.step.awaited = ""
+                with ExitStack() as undo:
+                    undo.callback(os.close, lock)
+                    if record is None:
+                        made = await _make(one, layer, files, run, body=body, logs=logs)
+                        if isinstance(made, Outcome):
+                            return made
+                        record, how = made, "made by"
+                        share(lock)
+                        await trio.to_thread.run_sync(run.deps.evict_layers)
+                    undo.pop_all()
+                run.sandboxes.services.start_soon(hold_until_end, lock)
+                run.results.kept_layers[layer.path] = record
             run.results.layers += layer.mounts(one.keep)
             found.append(f"{', '.join(one.keep)} {how} {record.by}, {record.bytes >> 20} MiB")
     return succeeded("; ".join(found), details=tuple(str(m.source) for m in run.results.layers))
-
-
-async def _hold(lock: int) -> None:
-    """Keep a lock until the run has ended."""
-    try:
-        await trio.sleep_forever()
-    finally:
-        os.close(lock)
 
 
 def _read_files(body: DependenciesBody, run: RunContext) -> dict[str, bytes]:

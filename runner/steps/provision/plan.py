@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from runner.core.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits, Pull
-from runner.plan.model import Step
+from runner.plan.model import RunPlan, Step
 from runner.spec.incident import incident_advice
 from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec, Warm
 
@@ -107,3 +107,9 @@ def _place(spec: RunSpec, facts: Facts) -> str:
     whole, alone = "; project {} whole, starting in /workspace/workspaces/ID", "; alone in project {}"
     words = whole if spec.shared else alone if spec.project != DEFAULT_PROJECT else ""
     return words.format(spec.project) + (f", with its {AGENTS_FILE}" if facts.of(spec.name).agents_file else "")
+
+
+def project_of(run: RunPlan) -> str:
+    """Return the project that a run belongs to."""
+    body = run.body(ProvisionBody)
+    return DEFAULT_PROJECT if body is None else body.project

@@ -18,7 +18,8 @@ async def perform(body: ScanBody, run: RunContext) -> Outcome:
     result = await scan_tree(run, "scan", body.policies)
     if result.violations:
         return broken(result.violations)
-    return succeeded(plural(result.files, "file"))
+    text = f"{plural(result.outside, 'new path')} in submodules: no part of the work"
+    return succeeded(plural(result.files, "file"), warnings=(text,) * bool(result.outside))
 
 
 async def _flush(run: RunContext) -> None:

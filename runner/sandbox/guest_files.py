@@ -1,0 +1,198 @@
+"""Directories of an open sandbox that are mirrored here: its guest lists them, and packs the files that have changed.
+
+The listing is the word of whoever runs in the sandbox. It decides only what is asked for: what comes is checked as any
+archive is, names by names, and what is no longer listed is looked for here.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from runner.core.errors import ProviderFailed, WorkspaceLost
+from runner.core.nurseries import open_services, unwrapping_groups
+from runner.guest.client import Guest
+from runner.guest.framing import KEEP, Request
+from runner.sandbox.container import GUEST
+from runner.sandbox.tar_trees import MAX_ENTRIES, Packed, blocks, read_packed, remove_all_but
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 900.0  # for the files of a workspace
+SILENCE = 30.0  # seconds, after which a daemon has hung
+_LISTED = 256 << 20  # bytes of a listing
+_DIRECTORY = "4"  # the beginning of its stamp, a mode
+_HEAD = struct.Struct("=QqIHH")  # `struct packed` of files.h
+_CHUNKS = 64  # that wait to be written
+
+Stamps = Mapping[str, str]
+
+
+class GuestFiles:
+    """``roots`` maps directories of the sandbox to those of this host; ``skipped`` paths of the first are left alone.
+
+    ``most`` is for the bytes that are fetched at a time.
+    """
+
+    def __init__(self, roots: Mapping[str, Path], skipped: Sequence[str], most: int) -> None:
+        self._roots = roots
+        self._skipped = [f"-{path}" for path in skipped]
+        self._most = most
+        self._guest: Guest | None = None
+        self._known: dict[str, Stamps] = {root: {} for root in roots}
+
+    async def begin(self, guest: Guest) -> None:
+        """Take the directories to be the same here and there, at this moment."""
+        self._guest = guest
+        with suppress(ProviderFailed, WorkspaceLost), unwrapping_groups():
+            self._known.update(await self._list([*self._roots]))
+
+    async def fetch(self, roots: Sequence[str]) -> bool:
+        """Make directories here like those of the sandbox; tell whether that could be done."""
+        with trio.move_on_after(SECONDS), suppress(ProviderFailed, WorkspaceLost, OSError), unwrapping_groups():
+            for root, found in (await self._list(roots)).items():
+                known, self._known[root] = self._known[root], {}
+                await self._fetch(root, known, found)
+                self._known[root] = found
+            return True
+        return False
+
+    async def measure(self, roots: Sequence[str]) -> int:
+        """Return the bytes that directories of the sandbox take. Raises ``ProviderFailed``, ``WorkspaceLost``."""
+        with unwrapping_groups():
+            found = await self._list(roots)
+        return await trio.to_thread.run_sync(lambda: sum(map(_bytes_of, found.values())))
+
+    async def _list(self, roots: Sequence[str]) -> dict[str, Stamps]:
+        skipped = self._skipped if roots[0] == next(iter(self._roots)) else []
+        text = bytearray()
+
+        async def receive(chunk: bytes) -> None:
+            text.extend(chunk)
+            if len(text) > _LISTED:
+                raise ProviderFailed("a workspace holds too many files and directories to be listed")
+
+        await self._run(["list", *skipped, *roots], b"", receive)
+        found = await trio.to_thread.run_sync(_parse, text)
+        if len(found) != len(roots):
+            raise ProviderFailed("the files of a workspace are missing")
+        return dict(zip(roots, found, strict=True))
+
+    async def _fetch(self, root: str, known: Stamps, found: Stamps) -> None:
+        to = self._roots[root]
+        changed = sorted(name for name, stamp in found.items() if known.get(name) != stamp)
+        if changed:
+            names, links = _wanted(changed, found)
+            send, received = trio.open_memory_channel[bytes](_CHUNKS)
+            async with open_services() as nursery:
+                nursery.start_soon(self._pack, root, names, send)
+                pulled = _Pulled(received)
+                await trio.to_thread.run_sync(lambda: read_packed(pulled.entries(), to, most=self._most, links=links))
+        if known.keys() - found.keys():
+            await trio.to_thread.run_sync(remove_all_but, to, found.keys())
+
+    async def _pack(self, root: str, names: Sequence[str], send: trio.MemorySendChannel[bytes]) -> None:
+        words = "".join(f"{name}\0" for name in names).encode(errors="surrogateescape")
+        async with send:
+            with suppress(trio.BrokenResourceError):  # who reads has refused something, and says so
+                await self._run(["pack", root], words, send.send)
+
+    async def _run(self, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
+        assert self._guest is not None
+        request = Request(argv=[GUEST, *words], env={}, cwd="/", uid=KEEP, gid=KEEP)
+        async with self._guest.exec(request, grace=0) as command, open_services() as nursery:
+
+            async def feed() -> None:
+                with suppress(trio.BrokenResourceError):
+                    await command.stdin.send_all(stdin)
+                await command.stdin.aclose()
+
+            nursery.start_soon(feed)
+            while chunk := await _heard(command.stdout.receive_some):
+                await receive(chunk)
+            if not (await command.wait()).ok:
+                raise ProviderFailed("the files of a workspace cannot be read")
+
+
+async def _heard(receive_some: Callable[[int], Awaitable[bytes]]) -> bytes:
+    with trio.move_on_after(SILENCE):
+        return await receive_some(1 << 16)
+    raise WorkspaceLost(f"the guest has said nothing of its files for {SILENCE:.0f}s")
+
+
+class _Pulled:
+    """Entries out of a stream of chunks, for a thread."""
+
+    def __init__(self, chunks: trio.MemoryReceiveChannel[bytes]) -> None:
+        self._chunks = chunks
+        self._held = bytearray()
+
+    def entries(self) -> Iterator[Packed]:
+        while head := self._read(_HEAD.size):
+            if len(head) < _HEAD.size:
+                raise ProviderFailed("the files of a workspace end too early")
+            size, seconds, mode, name, target = _HEAD.unpack(head)
+            words = self._read(name + target)
+            texts = [word.decode(errors="surrogateescape") for word in (words[:name], words[name:])]
+            yield Packed(texts[0], texts[1], mode, seconds, size, self._read)
+
+    def _read(self, size: int) -> bytes:
+        while len(self._held) < size:
+            try:
+                self._held += trio.from_thread.run(self._take)
+            except trio.EndOfChannel:
+                break
+        found = bytes(memoryview(self._held)[:size])
+        del self._held[:size]
+        return found
+
+    async def _take(self) -> bytes:
+        parts = [await self._chunks.receive()]
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                parts.append(self._chunks.receive_nowait())
+        return b"".join(parts)
+
+
+def _parse(text: bytearray) -> list[Stamps]:
+    if text.count(b"\0") > MAX_ENTRIES:
+        raise ProviderFailed(f"a workspace holds more than {MAX_ENTRIES:,} files and directories")
+    found: list[dict[str, str]] = [{}]
+    for record in text.decode(errors="surrogateescape").split("\0")[:-1]:
+        if record:
+            stamp, _, name = record.partition(" ")
+            found[-1][name] = stamp
+        else:
+            found.append({})
+    return [*found[:-1]]
+
+
+def _bytes_of(found: Stamps) -> int:
+    """Add up what stamps tell of sizes; files with several names have one stamp."""
+    sizes = (stamp.split(",")[2:3] for stamp in {*found.values()})
+    return sum(blocks(int(size[0], 16)) for size in sizes if size)
+
+
+def _wanted(changed: Sequence[str], found: Stamps) -> tuple[list[str], dict[str, str]]:
+    """Choose what to ask for: one name of each file, with the directories above; the others are links to it."""
+    first: dict[str, str] = {}
+    links = {}
+    names = set()
+    for name in changed:
+        stamp = found[name]
+        if stamp.startswith(_DIRECTORY) or first.setdefault(stamp, name) == name:
+            names.add(name)
+        else:
+            links[name] = first[stamp]
+        above = name
+        while above := above.rpartition("/")[0]:
+            if above in names:
+                break
+            names.add(above)
+    return sorted(names), links
