@@ -219,6 +219,8 @@ def _run_plan(draft: Draft) -> RunPlan:
         image=found.image,
         cluster=_cluster(spec),
         cost_usd=_cost(spec),
+        webhook=spec.webhook,
+        messages=spec.messages,
         host_network=tuple(
             name for name, probe in _chain(draft) if probe.available and not probe.enforces(Feature.NETWORK_NONE)
         ),

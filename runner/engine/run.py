@@ -26,7 +26,17 @@ from runner.core.errors import (
     WorkspaceLost,
     first_leaf,
 )
-from runner.core.model import Fence, Outcome, Reason, RunHolder, Status, StopReason, StopStage, failed, succeeded
+from runner.core.model import (
+    Fence,
+    Outcome,
+    Reason,
+    RunHolder,
+    Status,
+    StopReason,
+    StopStage,
+    failed,
+    succeeded,
+)
 from runner.core.redact import Secret
 from runner.core.settings import limit
 from runner.engine.execute import execute
@@ -36,12 +46,12 @@ from runner.lifecycle.lease import TTL
 from runner.plan.model import RunPlan, Step, graph_of, network_of
 from runner.ports.provider import KILL_GRACE, STOP_GRACE
 from runner.runtime.context import CurrentStep, EventBuffer, ResumeState, RunContext, RunDependencies, RunPaths
-from runner.runtime.disk_watch import outgrown, size_of, too_large, watched
+from runner.runtime.disk_watch import outgrown, too_large, watched
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.runtime.removal import fall_back
 from runner.runtime.run_workspace import RunWorkspace
 from runner.runtime.sandbox_session import SandboxSession
-from runner.steps.provision.plan import ProvisionBody
+from runner.steps.provision.plan import ProvisionBody, project_of
 from runner.steps.provision.run import next_fit
 
 Append = Callable[[str, Sequence[ev.Event], Fence | None], Awaitable[Sequence[ev.Recorded]]]
@@ -183,6 +193,7 @@ def _started(
         resumes=resumption.run if resumption is not None else None,
         rehearsal=deps.gateway.rehearsal,
         manifests=manifests,
+        project=project_of(plan),
         routine=tuple(step.id for step in plan.steps if step.routine),
         open_network=tuple(step.id for step in plan.steps if network_of(step).open),
     )
@@ -268,6 +279,7 @@ async def record_skipped_run(
             key=key,
             rehearsal=rehearsal,
             manifests=manifests,
+            project=project_of(plan),
         ),
         ev.RunEnded(Outcome(status=Status.SKIPPED, message=reason), 1),
     )
@@ -416,12 +428,12 @@ class _PhaseRunner(Struct, kw_only=True):
 
     async def _within_disk(self, stops: _StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Perform a step, and cancel it when its workspace exceeds a disk limit that the provider does not enforce."""
-        paths, limit = watched(self.run, stops.step), self.run.plan.limits.disk_bytes or 0
-        if not paths:
+        measure, limit = watched(self.run, stops.step), self.run.plan.limits.disk_bytes or 0
+        if measure is None:
             return await work
 
         async def watch() -> None:
-            stops.overfull = too_large(await outgrown(paths, limit), limit)
+            stops.overfull = too_large(await outgrown(measure, limit), limit)
             stops.over_at = trio.current_time()
             scope.cancel()
 
@@ -429,7 +441,7 @@ class _PhaseRunner(Struct, kw_only=True):
             nursery.start_soon(watch)
             outcome = await work
             nursery.cancel_scope.cancel()
-        size = await size_of(paths)
+        size = await measure()
         return failed(Reason.DISK, too_large(size, limit)) if size > limit and outcome.ok else outcome
 
     def _blocked(self, step: Step) -> str | None:

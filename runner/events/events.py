@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from runner.core import codec
 from runner.core.model import (
+    DEFAULT_PROJECT,
     Check,
     ClusterRefusal,
     Holder,
@@ -47,6 +48,7 @@ class RunStarted(Event, frozen=True, tag="RunStarted", kw_only=True):
 
     A store has one run of each ``key`` and name. ``resumes`` is the run that this one continues. ``rehearsal`` is the
     script file that stood in for every model. ``manifests`` is the file or folder that the plan was made from.
+    ``project`` is the one that it belongs to.
     """
 
     name: str
@@ -59,6 +61,7 @@ class RunStarted(Event, frozen=True, tag="RunStarted", kw_only=True):
     resumes: str | None = None
     rehearsal: str | None = None
     manifests: str | None = None
+    project: str = DEFAULT_PROJECT
     routine: tuple[str, ...] = ()
     open_network: tuple[str, ...] = ()
 
@@ -444,6 +447,7 @@ class WorkspaceRequested(Event, frozen=True, tag="WorkspaceRequested", kw_only=T
 
     ``not_enforced`` are requested limits that its provider cannot enforce on this host; ``image`` is the id of its
     image, for a provider that has images. ``tools`` are those that may be called in it, ``None`` for all.
+    ``session`` is the one that it is made for, ``mcp_server`` the one that it hosts.
     """
 
     provider: str
@@ -459,6 +463,14 @@ class WorkspaceRequested(Event, frozen=True, tag="WorkspaceRequested", kw_only=T
     not_enforced: Limits | None = None
     image: str | None = None
     tools: tuple[str, ...] | None = None
+    session: str | None = None
+    mcp_server: str | None = None
+
+
+class WorkspaceAttached(Event, frozen=True, tag="WorkspaceAttached"):
+    """A workspace became that of a ``session``, or with ``None`` nobody's again."""
+
+    session: str | None
 
 
 class WorkspaceStatusChanged(Event, frozen=True, tag="WorkspaceStatusChanged"):
@@ -493,6 +505,19 @@ class WorkspaceSaved(Event, frozen=True, tag="WorkspaceSaved"):
 
 class UnsavedWorkDiscarded(Event, frozen=True, tag="UnsavedWorkDiscarded"):
     """The user gave up the unsaved work of a workspace."""
+
+
+class McpServerStarted(Event, frozen=True, tag="McpServerStarted"):
+    """A hosted server answers. ``tools`` are those that its clients may call."""
+
+    tools: int
+
+
+class McpServerEnded(Event, frozen=True, tag="McpServerEnded"):
+    """A hosted server has ended; ``pause_seconds`` before it is started anew, ``None`` if it is not."""
+
+    how: str
+    pause_seconds: float | None = None
 
 
 class Recorded(NamedTuple):

@@ -1,18 +1,17 @@
 """Agent types of a server: what the workspaces of each are like. A change is for those that are made from then on.
 
-A file of the home holds each. The fields are those of the requirement; what a provider cannot keep is refused when a
-workspace is made.
+The store holds each. The fields are those of the requirement; what a provider cannot keep is refused when a workspace
+is made.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import sha256
-from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+import trio
+from msgspec import Meta, Struct, json
 from msgspec.structs import replace
 
 from runner.core.codec import decode, encode
@@ -23,26 +22,28 @@ from runner.core.errors import (
     NoWorkspace,
     Rejected,
     RunnerError,
+    SetupFailed,
     SetupIncomplete,
-    StoreDamaged,
     UnknownAgentType,
 )
 from runner.core.ids import BRANCH_HINT, IMAGE_HINT, is_branch, is_image, is_name
 from runner.core.model import Handle, Limits
 from runner.core.sanitize import excerpt
-from runner.core.settings import Settings, limit, parse_cpus, parse_disk, parse_memory
+from runner.core.settings import limit, parse_cpus, parse_disk, parse_memory
 from runner.events.events import WarningIssued
-from runner.ops.host.state import make_home
 from runner.ops.planning.facts import unknown_provider
 from runner.ops.tools import ToolName, unknown_tools
-from runner.ops.tools._sandbox import run_command
+from runner.ops.tools._sandbox import Sandbox, run_command
 from runner.ops.workspaces.exec import protected_paths
+from runner.ops.workspaces.tools import outputs_of
 from runner.ops.workspaces.workspace_lease import HeldWorkspace
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.provider import Provider, SandboxSpec
+from runner.ports.store import EntryRow, Reader, Store
+from runner.runtime.context import write_new
 from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout
 
-AGENT_TYPES = "agent-types"  # in the home
+KIND = "agent-type"
 SETUP_SECONDS = 300.0  # for each setup command
 
 
@@ -62,6 +63,19 @@ class Resources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     disk: str | int | None = None
 
 
+class Setup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Setup: the seconds of each command, and whether one that fails is a warning or ends the workspace."""
+
+    timeout: Annotated[float, Meta(gt=0, le=86_400)] = SETUP_SECONDS
+    on_failure: Literal["warn", "fail"] = "warn"
+
+
+class WarmPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sandboxes that run before a session needs them."""
+
+    size: Annotated[int, Meta(ge=0, le=100)]
+
+
 class WorkspaceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The workspaces of an agent type. Without `provider` the server's are tried in turn."""
 
@@ -76,13 +90,17 @@ class WorkspaceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tuple[str, ...],
         Meta(max_length=100, description="Run after the checkout, in order, up to the first that fails."),
     ] = ()
+    setup: Setup = Setup()
+    warm_pool: Annotated[WarmPool, Meta(description="Default: `WARM_POOL_SIZE`, without a `provider`.")] | None = None
 
 
 class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The task's repository, for `task_context`."""
+    """The task's repository, for `task_context`; the agent finds all of it in `/run/runner/task.json`."""
 
     repository_url: str | None = None
     branch: str | None = None
+    base_branch: str | None = None
+    pull_request_number: int | None = None
 
 
 class AgentType(Struct, frozen=True, kw_only=True):
@@ -97,55 +115,53 @@ class AgentType(Struct, frozen=True, kw_only=True):
         return sha256(encode(self.workspace)).hexdigest()[:16]
 
 
-def create_agent_type(settings: Settings, name: str, workspace: WorkspaceConfig) -> AgentType:
+async def create_agent_type(store: Store, name: str, workspace: WorkspaceConfig) -> AgentType:
     """Make an agent type. Raises ``Rejected`` for what is wrong with it, and ``AgentTypeExists``."""
     if not is_name(name):
         raise BadConfig(f"`{excerpt(name)}` cannot name an agent type", hint="use small letters, digits and `-`")
     check_config(workspace)
-    make_home(settings)
     made = AgentType(name=name, workspace=workspace)
-    path = settings.home / AGENT_TYPES / name
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    if path.exists():
+    if await store.put_entry(EntryRow(kind=KIND, name=name, body=encode(made).decode())) is None:
         raise AgentTypeExists(f"there is an agent type `{name}` already", hint="change its workspace-config")
-    _write(path, made)
     return made
 
 
-def list_agent_types(settings: Settings) -> list[AgentType]:
+async def list_agent_types(store: Reader) -> list[AgentType]:
     """List every agent type, by name."""
-    folder = settings.home / AGENT_TYPES
-    return [_read(path) for path in sorted(folder.glob("*")) if is_name(path.name)]
+    return sorted((decode(row.body, AgentType) for row in await store.entries(KIND)), key=lambda found: found.name)
 
 
-def get_agent_type(settings: Settings, name: str) -> AgentType:
+async def get_agent_type(store: Reader, name: str) -> AgentType:
     """Return one agent type. Raises ``UnknownAgentType``."""
-    try:
-        if is_name(name):
-            return _read(settings.home / AGENT_TYPES / name)
-    except FileNotFoundError:
-        pass
-    raise UnknownAgentType(f"there is no agent type `{excerpt(name)}`")
+    return decode((await _row(store, name)).body, AgentType)
 
 
-def put_config(settings: Settings, name: str, workspace: WorkspaceConfig, *, version: str) -> AgentType:
+async def put_config(store: Store, name: str, workspace: WorkspaceConfig, *, version: str) -> AgentType:
     """Change the workspaces that are made from now on for an agent type, if it still is of that ``version``.
 
     Raises ``UnknownAgentType``, ``AgentTypeChanged``, and ``Rejected`` for what is wrong.
     """
-    before = get_agent_type(settings, name)
-    if before.version != version:
-        raise AgentTypeChanged(f"agent type `{name}` has been changed since you read it", hint="read it again")
-    check_config(workspace)
+    row = await _row(store, name)
+    before = decode(row.body, AgentType)
     after = replace(before, workspace=workspace)
-    _write(settings.home / AGENT_TYPES / name, after)
+    unchanged = before.version == version
+    if unchanged:
+        check_config(workspace)
+    if not unchanged or await store.put_entry(replace(row, body=encode(after).decode())) is None:
+        raise AgentTypeChanged(f"agent type `{name}` has been changed since you read it", hint="read it again")
     return after
 
 
-def delete_agent_type(settings: Settings, name: str) -> None:
+async def delete_agent_type(store: Store, name: str) -> None:
     """Remove an agent type; its workspaces stay. Raises ``UnknownAgentType``."""
-    get_agent_type(settings, name)
-    (settings.home / AGENT_TYPES / name).unlink()
+    row = await _row(store, name)
+    await store.remove_entry(KIND, row.name)
+
+
+async def _row(store: Reader, name: str) -> EntryRow:
+    for row in await store.entries(KIND, name=name) if is_name(name) else ():
+        return row
+    raise UnknownAgentType(f"there is no agent type `{excerpt(name)}`")
 
 
 def workspace_options(agent_type: AgentType, task: Task) -> WorkspaceOptions:
@@ -160,26 +176,38 @@ def workspace_options(agent_type: AgentType, task: Task) -> WorkspaceOptions:
         context = TaskContext(repository_url=task.repository_url, branch=task.branch)
         checkout = resolve_checkout(source, context)
     return WorkspaceOptions(
+        isolated=True,
+        warm=True,
         url=None if checkout is None else checkout.url,
         branch=None if checkout is None else checkout.branch,
         provider=config.provider,
         image=config.base_image,
         tools=config.tools,
-        limits=_limits(config.resource_limits),
+        limits=limits_in(config.resource_limits),
     )
 
 
-async def set_up(commands: Sequence[str], held: HeldWorkspace, provider: Provider, handle: Handle) -> None:
-    """Run setup commands in order, up to the first that fails or takes too long, which is a warning."""
+async def set_up(config: WorkspaceConfig, task: Task, held: HeldWorkspace, provider: Provider, handle: Handle) -> None:
+    """Tell the task, and run setup commands in order, up to the first that fails or takes too long.
+
+    That is a warning, or ``SetupFailed``.
+    """
+    content = json.format(encode(task), indent=2)
+    await trio.to_thread.run_sync(write_new, handle.private / "runner" / "task.json", content, 0o644)
+    commands = config.setup_commands
     if not commands:
         return
     async with provider.open(handle, SandboxSpec(protected=await protected_paths(held.env, held.row))) as workspace:
+        sandbox = Sandbox(workspace, outputs_of(held.env, held.row.id))
         for position, command in enumerate(commands, start=1):
-            done = await run_command(workspace, ["sh", "-c", command], SETUP_SECONDS)
+            done = await run_command(sandbox, ["sh", "-c", command], config.setup.timeout)
             if done.exit_code != 0:
-                how = f"timed out after {limit(SETUP_SECONDS)}" if done.timed_out else f"exited {done.exit_code}"
+                how = f"timed out after {limit(config.setup.timeout)}" if done.timed_out else f"exited {done.exit_code}"
                 rest = "; the rest were skipped" if position < len(commands) else ""
-                advice = SetupIncomplete(f"setup command {position} of {len(commands)} {how}{rest}")
+                message = f"setup command {position} of {len(commands)} {how}{rest}"
+                if config.setup.on_failure == "fail":
+                    raise SetupFailed(message, hint=f"repair `{excerpt(command)}`, or set `setup.on_failure` to `warn`")
+                advice = SetupIncomplete(message)
                 await held.write(WarningIssued(advice.code, advice.message))
                 held.env.advise(advice)
                 return
@@ -192,6 +220,16 @@ def check_config(config: WorkspaceConfig) -> None:
         raise found[0]
     if found:
         raise Rejected(found)
+
+
+def check_task(config: WorkspaceConfig, task: Task) -> None:
+    """Raise ``BadUrl`` or ``BadConfig`` for a task whose repository cannot be the source of a workspace."""
+    if not config.enabled or not config.checkout_on_start or config.repo_source.type != "task_context":
+        return
+    if task.repository_url is not None and (error := judge_url(task.repository_url)):
+        raise error
+    if task.branch is not None and not is_branch(task.branch):
+        raise BadConfig(f"`{excerpt(task.branch)}` cannot name a branch", hint=BRANCH_HINT)
 
 
 def _faults(config: WorkspaceConfig) -> Iterator[RunnerError]:
@@ -221,7 +259,7 @@ def _faults(config: WorkspaceConfig) -> Iterator[RunnerError]:
             yield BadConfig(f"setup command {position} is empty", hint="remove it")
 
 
-def _limits(resources: Resources) -> Limits:
+def limits_in(resources: Resources) -> Limits:
     return Limits(
         None if resources.cpu is None else parse_cpus(_text(resources.cpu)),
         None if resources.memory is None else parse_memory(_text(resources.memory)),
@@ -231,19 +269,3 @@ def _limits(resources: Resources) -> Limits:
 
 def _text(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.3f}".rstrip("0").rstrip(".")
-
-
-def _read(path: Path) -> AgentType:
-    try:
-        return decode(path.read_bytes(), AgentType)
-    except ValueError as error:
-        raise StoreDamaged(f"`{path}` is not an agent type", hint="remove the file, and make it again") from error
-
-
-def _write(path: Path, value: AgentType) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with open(part, "wb") as out:
-        out.write(encode(value))
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(path)

@@ -88,6 +88,33 @@ class PlannedCluster(Struct, frozen=True, kw_only=True):
     plug_in: str = ""
 
 
+class PlannedWebhook(Struct, frozen=True, kw_only=True):
+    """Messages of a service that start a run, when a server has its manifest."""
+
+    service: str
+    events: tuple[str, ...]
+    labels: Mapping[str, str]
+    max_parallel: int
+    per_hour: int
+    origin: str
+
+
+class PlannedMessage(Struct, frozen=True, kw_only=True):
+    """Message about a run, in some of its states. ``url_secret`` and ``signed_with`` are names of secrets."""
+
+    form: str
+    url: str | None
+    url_secret: str | None
+    signed_with: str | None
+    states: tuple[str, ...]
+    private: bool
+    origin: str
+
+    @property
+    def secret_names(self) -> list[str]:
+        return [name for name in (self.url_secret, self.signed_with) if name is not None]
+
+
 class RunPlan(Struct, frozen=True, kw_only=True):
     """One run. ``notes`` are defaults that the chosen providers cannot enforce, in words for a person;
     ``values`` is what templates may name besides ``run``. ``needs`` are names of runs that come first,
@@ -119,6 +146,8 @@ class RunPlan(Struct, frozen=True, kw_only=True):
     cluster: PlannedCluster | None = None
     host_network: tuple[str, ...] = ()
     cost_usd: float | None = 0.0
+    webhook: PlannedWebhook | None = None
+    messages: tuple[PlannedMessage, ...] = ()
 
     def body(self, kind: type[B]) -> B | None:
         """Return the parameters of the step whose kind has a body of this type; ``None`` without such a step."""

@@ -57,8 +57,8 @@ def assert_nothing_left(crashing: Crashing, home: Path) -> None:
     assert_whole(home, 0)
     half = [path for path in (home / "state").rglob("*") if path.name.startswith(".") or path.name.endswith(".part")]
     assert half == []
-    if crashing.provider in ("docker", "gvisor"):
-        assert_nothing_of_docker(home)
+    if crashing.daemon:
+        assert_nothing_of_docker(home, crashing.daemon)
     shutil.rmtree(home)
 
 

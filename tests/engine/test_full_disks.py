@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_from_any_write_on_loses_nothing(
 
 
 @ROOT.mark
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_work_that_the_disk_under_its_volume_did_not_take_is_not_taken_for_done(project: Project) -> None:
     """Whoever writes into a volume hears nothing of the disk that its image is on, here one of the runner alone."""
     volumes, tools = project.home / "state" / "volumes", project.home / "tools"

@@ -23,7 +23,7 @@ from runner.core.model import Feature, Handle, IsolationClass
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
-from runner.ops.workspaces.workspace_lease import WorkspaceEnv, hold, open_workspace_env
+from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold, open_workspace_env
 from runner.ops.workspaces.workspaces import WorkspaceOptions, create, destroy
 from runner.ports.network import EgressConnection
 from runner.ports.provider import Provider, SandboxSpec, Workspace
@@ -161,7 +161,7 @@ def _own_addresses() -> list[str]:
 @asynccontextmanager
 async def open_scratch(env: WorkspaceEnv, options: WorkspaceOptions) -> AsyncIterator[Workspace]:
     async with (
-        make_scratch(env, options, "doctor") as (provider, handle),
+        make_scratch(env, options, "doctor") as (_, provider, handle),
         provider.open(handle, SandboxSpec()) as workspace,
     ):
         yield workspace
@@ -170,12 +170,12 @@ async def open_scratch(env: WorkspaceEnv, options: WorkspaceOptions) -> AsyncIte
 @asynccontextmanager
 async def make_scratch(
     env: WorkspaceEnv, options: WorkspaceOptions, doing: str
-) -> AsyncIterator[tuple[Provider, Handle]]:
+) -> AsyncIterator[tuple[HeldWorkspace, Provider, Handle]]:
     """Make a workspace for the block and destroy it afterwards; ``doing`` names the holder of its lease."""
     row = await create(env, options)
     try:
         async with hold(env, row, doing) as held:
-            yield await held.handle()
+            yield (held, *await held.handle())
     finally:
         with trio.CancelScope(shield=True):
             await destroy(env, row.id, discard=True)

@@ -1,27 +1,25 @@
-"""Tokens of the server: bearer secrets with scopes. The home has a file for each, with a digest of the secret only."""
+"""Tokens of the server: bearer secrets with scopes. The store has a digest of each secret only."""
 
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import secrets
 from hashlib import sha256
-from pathlib import Path
 
 from msgspec import Struct
 
-from runner.core.clock import now_microseconds
 from runner.core.codec import decode, encode
-from runner.core.errors import StoreDamaged, Unauthorized, UnknownToken, UsageError, nearest
+from runner.core.errors import Unauthorized, UnknownToken, UsageError, nearest
 from runner.core.ids import NAME, is_name
 from runner.core.sanitize import excerpt
-from runner.core.settings import Settings
-from runner.ops.host.state import make_home
+from runner.ports.store import EntryRow, Reader, Store
 
-TOKENS = "tokens"  # in the home
-_KIND = "rt"  # begins a token, so that scanners of secrets can know it
-_SCOPE = re.compile(rf"(?:admin|project:{NAME.pattern})(?::ro)?")
+KIND = "token"
+SCOPES = ("admin", "admin:ro", "project:NAME", "project:NAME:ro", "session:ID")
+_PREFIX = "rt"  # begins a token, so that scanners of secrets can know it
+_SESSION = "session:"
+_SCOPE = re.compile(rf"(?:admin|project:{NAME.pattern})(?::ro)?|{_SESSION}[0-9a-f-]{{36}}")
 _LONGEST = 256  # characters of a token
 
 
@@ -38,6 +36,21 @@ class StoredToken(Struct, frozen=True, kw_only=True):
         """Tell whether it may see everything."""
         return bool({"admin", "admin:ro"} & {*self.scopes})
 
+    @property
+    def projects(self) -> list[str] | None:
+        """Return those that it may see, ``None`` for all."""
+        return None if self.admin else [scope.split(":")[1] for scope in self.scopes if scope.startswith("project:")]
+
+    @property
+    def session(self) -> str | None:
+        """Return the session whose tools it may call over MCP, and nothing else; ``None`` for other tokens."""
+        found = [scope.removeprefix(_SESSION) for scope in self.scopes if scope.startswith(_SESSION)]
+        return found[0] if found else None
+
+    @property
+    def reads_only(self) -> bool:
+        return all(scope.endswith(":ro") for scope in self.scopes)
+
     def may_see(self, project: str) -> bool:
         return self.admin or bool({f"project:{project}", f"project:{project}:ro"} & {*self.scopes})
 
@@ -46,67 +59,54 @@ class StoredToken(Struct, frozen=True, kw_only=True):
         return bool({"admin", f"project:{project}"} & {*self.scopes})
 
 
-def create_token(settings: Settings, name: str, scopes: tuple[str, ...]) -> str:
+async def create_token(store: Store, name: str, scopes: tuple[str, ...]) -> str:
     """Make a token and return its text, which is not stored. Raises ``UsageError``."""
     if not is_name(name):
         raise UsageError(f"`{excerpt(name)}` cannot name a token", hint="use small letters, digits and `-`")
     for scope in scopes:
-        if not _SCOPE.fullmatch(scope):
-            hint = "admin, admin:ro, project:NAME or project:NAME:ro"
-            raise UsageError(f"`{excerpt(scope)}` is not a scope", hint=hint)
-    make_home(settings)
-    text = f"{_KIND}_{name}_{secrets.token_urlsafe(32)}"
-    stored = StoredToken(name=name, scopes=scopes, created=now_microseconds(), sha256=_digest(text))
-    folder = settings.home / TOKENS
-    folder.mkdir(mode=0o700, exist_ok=True)
-    try:
-        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError as error:
+        check_scope(scope)
+        if scope.startswith(_SESSION) and len(scopes) > 1:
+            raise UsageError(f"a token with the scope {scope} has no other one", hint="make a token for each")
+    text = f"{_PREFIX}_{name}_{secrets.token_urlsafe(32)}"
+    stored = StoredToken(name=name, scopes=scopes, created=await store.now(), sha256=_digest(text))
+    if await store.put_entry(EntryRow(kind=KIND, name=name, body=encode(stored).decode())) is None:
         hint = f"runner token revoke {name}"
-        raise UsageError(f"there is a token `{name}` already", hint=hint) from error
-    with open(file, "wb") as out:
-        out.write(encode(stored))
+        raise UsageError(f"there is a token `{name}` already", hint=hint)
     return text
 
 
-def list_tokens(settings: Settings) -> list[StoredToken]:
+def check_scope(scope: str) -> None:
+    """Raise ``UsageError`` for what is not a scope."""
+    if not _SCOPE.fullmatch(scope):
+        raise UsageError(f"`{excerpt(scope)}` is not a scope", hint=", ".join(SCOPES))
+
+
+async def list_tokens(store: Reader) -> list[StoredToken]:
     """List every token, by name."""
-    return [_read(path) for path in sorted((settings.home / TOKENS).glob("*"))]
+    return sorted(map(_token, await store.entries(KIND)), key=lambda token: token.name)
 
 
-def revoke_token(settings: Settings, name: str) -> None:
+async def revoke_token(store: Store, name: str) -> None:
     """End a token; the next request with it is refused. Raises ``UnknownToken``."""
-    try:
-        _path(settings, name).unlink()
-    except FileNotFoundError as error:
-        hint = nearest(name, [token.name for token in list_tokens(settings)])
-        raise UnknownToken(f"there is no token `{excerpt(name)}`", hint=hint) from error
+    if not await store.remove_entry(KIND, name):
+        hint = nearest(name, [token.name for token in await list_tokens(store)])
+        raise UnknownToken(f"there is no token `{excerpt(name)}`", hint=hint)
 
 
-def find_token(settings: Settings, text: str) -> StoredToken:
+async def find_token(store: Reader, text: str) -> StoredToken:
     """Return the token with this text. Raises ``Unauthorized``."""
     kind, _, rest = text.partition("_")
-    try:
-        stored = _read(_path(settings, rest.partition("_")[0])) if len(text) <= _LONGEST else None
-    except FileNotFoundError:
-        stored = None
+    name = rest.partition("_")[0]
+    rows = await store.entries(KIND, name=name) if len(text) <= _LONGEST and is_name(name) else []
+    stored = _token(rows[0]) if rows else None
     same = hmac.compare_digest(_digest(text), stored.sha256 if stored is not None else "")
-    if stored is None or not same or kind != _KIND:
+    if stored is None or not same or kind != _PREFIX:
         raise Unauthorized("the token is not known", hint="make one: runner token create NAME --scope admin")
     return stored
 
 
-def _path(settings: Settings, name: str) -> Path:
-    if not is_name(name):
-        raise FileNotFoundError
-    return settings.home / TOKENS / name
-
-
-def _read(path: Path) -> StoredToken:
-    try:
-        return decode(path.read_bytes(), StoredToken)
-    except ValueError as error:
-        raise StoreDamaged(f"`{path}` is not a token", hint=f"runner token revoke {path.name}") from error
+def _token(row: EntryRow) -> StoredToken:
+    return decode(row.body, StoredToken)
 
 
 def _digest(text: str) -> str:

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import trio
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from runner.core.errors import PlatformError, first_leaf
 from runner.core.home import SCRATCH
 from runner.core.hosts import NetworkSpec
 from runner.core.model import DEFAULT_PROJECT, Handle, Mount
 from runner.core.settings import Settings
+from runner.events.events import ConnectionEnded
 from runner.git import source
 from runner.ops.init.survey import REQUIREMENTS, Survey, is_ignored
 from runner.ops.planning.network_sets import LIMIT, Look, find_network_sets
-from runner.ops.workspaces.workspace_lease import WorkspaceEnv
-from runner.ports.provider import IN_HOME, Provider, SandboxSpec
+from runner.ops.workspaces.workspace_lease import HeldWorkspace
+from runner.ports.network import EgressConnection
+from runner.ports.provider import IN_HOME, ExecResult, Provider, SandboxSpec
 from runner.runtime.dependency_layers import NotKept, Owner, installation_spec, lay_out, layer_of
+from runner.runtime.disk_watch import outgrown, size_of, too_large
 from runner.runtime.mount_plan import MountPlan
 from runner.runtime.network import network_variables
 from runner.safefs import trees
@@ -108,16 +113,17 @@ async def install(
     installs: Sequence[Install],
     lent: Lent,
     checkout: Path,
-    env: WorkspaceEnv,
+    held: HeldWorkspace,
     *,
     top: Path,
     place: tuple[Provider, Handle],
 ) -> tuple[Mount, ...]:
     """Make the layers of all commands, unless they are kept, and return their mounts. Raises ``InstallFailed``.
 
-    ``place`` is a workspace, and ``checkout`` the commit's files.
+    ``place`` is the workspace ``held``, whose journal has the connections, and ``checkout`` the commit's files.
     """
     _, handle = place
+    env = held.env
     network = await _network([one.network for one in installs], top, checkout, env.settings)
     mount_plan = MountPlan(protected=(), toolchains=lent.toolchains, incident=False, environment=lent.environment)
     found: list[Mount] = []
@@ -141,7 +147,7 @@ async def install(
         try:
             if record is None:
                 await trio.to_thread.run_sync(lay_out, installation, files, handle.uid)
-                await _run(one, installation_spec(mount_plan, installation), network, env, place)
+                await _run(one, installation_spec(mount_plan, installation), network, held, place)
                 await trio.to_thread.run_sync(layer.keep, installation, one.command.keep, "runner init")
         except NotKept as why:
             raise InstallFailed(f"it made nothing that can be kept: {why}") from why
@@ -154,16 +160,43 @@ async def install(
 
 
 async def _run(
-    one: Install, spec: SandboxSpec, network: NetworkSpec, env: WorkspaceEnv, place: tuple[Provider, Handle]
+    one: Install, spec: SandboxSpec, network: NetworkSpec, held: HeldWorkspace, place: tuple[Provider, Handle]
 ) -> None:
+    """Run a command within the disk limit of a workspace."""
     provider, handle = place
-    async with (
-        provider.open(handle, spec) as workspace,
-        env.deps.open_egress(network, lambda ended: None) as egress,
-        workspace.listen(egress.serve) as port,
-    ):
-        variables = await network_variables(workspace, egress, port, network)
-        ended = await workspace.run(one.command.argv, env=variables, keep_bytes=_MOST)
+    connections: list[EgressConnection] = []
+    assert spec.tree is not None  # where it installs
+    measure, most = partial(size_of, (spec.tree.source.parent,)), held.env.settings.default_disk
+    ended: ExecResult | None = None
+    failure: BaseException | None = None
+    size = 0
+    try:
+        async with (
+            provider.open(handle, spec) as workspace,
+            held.env.deps.open_egress(network, connections.append) as egress,
+            workspace.listen(egress.serve) as port,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def watch() -> None:
+                nonlocal size
+                size = await outgrown(measure, most)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            variables = await network_variables(workspace, egress, port, network)
+            ended = await workspace.run(one.command.argv, env=variables, keep_bytes=_MOST)
+            nursery.cancel_scope.cancel()
+    except* PlatformError as group:
+        failure = first_leaf(group)
+    finally:
+        with trio.CancelScope(shield=True):
+            await held.write(*(ConnectionEnded(step="dependencies", **asdict(one)) for one in connections))
+    if failure is not None:
+        raise failure
+    size = size or await measure()
+    if ended is None or size > most:
+        raise InstallFailed(too_large(size, most))
     if not ended.exit.ok:
         raise InstallFailed(f"it {ended.exit}", ended.stdout + b"\n" + ended.stderr)
 

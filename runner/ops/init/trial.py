@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from runner.core.errors import InputError, PlatformError, ProviderUnavailable
 from runner.core.model import Checkout, Exit, Handle, Mount
+from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
+from runner.events.events import ConnectionEnded
 from runner.git import open_git
 from runner.ops.host.probe import make_scratch
 from runner.ops.init.installs import Install, InstallFailed, find_installs, install
@@ -103,7 +105,7 @@ async def try_ways(seen: Survey, settings: Settings, tell: Callable[[str], None]
 
 async def _try_all(env: WorkspaceEnv, seen: Survey, tell: Callable[[str], None]) -> list[Trial]:
     until = trio.current_time() + ALL
-    async with make_scratch(env, WorkspaceOptions(provider=PROVIDER), "init") as (provider, handle):
+    async with make_scratch(env, WorkspaceOptions(provider=PROVIDER), "init") as (held, provider, handle):
         checkout = await _check_out(seen.top, handle, env.settings)
         place = _Place(provider=provider, handle=handle, checkout=checkout)
         tried = await _try_each(seen, place, env, tell, until)
@@ -116,7 +118,10 @@ async def _try_all(env: WorkspaceEnv, seen: Survey, tell: Callable[[str], None])
         try:
             with trio.fail_after(EACH):
                 lent = await lend_toolchains(seen.ways[0].tools, env.settings.variables, seen.top, made)
-                layers = await install(installs, lent, place.checkout, env, top=seen.top, place=(provider, handle))
+                layers = await install(installs, lent, checkout, held, top=seen.top, place=(provider, handle))
+            events = [recorded.event for recorded in await env.store.workspace_events(handle.id)]
+            reached = [f"{one.host}:{one.port}" for one in events if isinstance(one, ConnectionEnded) and one.host]
+            tell(f"installed: {plural(len(reached), 'connection')} to {', '.join(sorted(set(reached))) or 'no host'}")
         except (InstallFailed, InputError, trio.TooSlowError) as error:
             why = f"`{installs[0].words}` has not installed what it needs: {error or 'it takes too long'}"
             tail = _tail(error.output) if isinstance(error, InstallFailed) else ()

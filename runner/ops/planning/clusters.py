@@ -15,8 +15,7 @@ from runner.ops.planning.make_plan import PlanResult
 from runner.ops.triage.request import TriageRequest
 from runner.plan.model import RunPlan
 from runner.ports.cluster import ClusterGrant
-from runner.runtime.cluster import grant_of
-from runner.runtime.context import AgentDependencies
+from runner.runtime.agent_dependencies import AgentDependencies
 from runner.steps.agent.plan import AgentBody
 
 
@@ -58,6 +57,10 @@ async def check_clusters(plans: Iterable[RunPlan], deps: AgentDependencies, *, r
     done = set(reused)
     bodies = [step.body for plan in plans for step in plan.steps if step.id not in done]
     clusters = {body.cluster for body in bodies if isinstance(body, AgentBody) and body.cluster is not None}
+    if not clusters:
+        return
+    from runner.runtime.cluster import grant_of
+
     findings: dict[str, RunnerError] = {}
 
     async def look(grant: ClusterGrant) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ from runner.spec.model import (
     Facts,
     Lent,
     Missing,
+    PartsFact,
     PolicyFile,
     RunFacts,
     Wanted,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from runner.ports.provider import Images, Probe, Provider
 
 
+ATTRIBUTES = ".gitattributes"
 _LABEL = "k8s-triage-agent."  # of an image that ``runner image build`` has made, before the name of a tool
 
 
@@ -87,7 +90,7 @@ def open_provider(name: str, settings: Settings) -> Provider:
 
 
 async def gather(
-    wanted: Sequence[FactsRequest], settings: Settings, git: Git, *, pinned: Facts | None = None, offline: bool = False
+    wanted: Sequence[FactsRequest], settings: Settings, *, pinned: Facts | None = None, offline: bool = False
 ) -> Facts:
     """Gather the Facts of some runs. With ``pinned``, keep its commits, images and probes as long as they hold.
 
@@ -98,7 +101,7 @@ async def gather(
     """
     found, beside = await _probe_all(wanted, settings, pinned=pinned, offline=offline)
     probes = {name: one for name, one in found.items() if one is not None and not isinstance(one, Exception)}
-    look = _Look(settings=settings, git=git, probes=probes, pinned=pinned)
+    look = _Look(settings=settings, probes=probes, pinned=pinned)
     runs: dict[str, RunFacts] = {}
     for want in wanted:
         missing = [*beside[want.run].missing]
@@ -111,15 +114,20 @@ async def gather(
     return Facts(probes, runs, offline)
 
 
-class _Look(Struct, kw_only=True):
+class _Look(Struct, kw_only=True, dict=True):
     """The look at what the runs ask for, but providers and files; what several runs ask for is looked at once."""
 
     settings: Settings
-    git: Git
     probes: Mapping[str, Probe]
     pinned: Facts | None
     checkouts: dict[tuple[Checkout, CommitFact | None], tuple[CommitFact, PolicyFile | None]] = {}
     host_parts: list[tuple[FactsRequest, Lent]] = []
+
+    @cached_property
+    def git(self) -> Git:
+        from runner.git import open_git  # runs are planned that have no repository
+
+        return open_git(self.settings)
 
     async def at(self, want: FactsRequest, beside: RunFacts) -> RunFacts:
         """Add the facts of a run to those of its files."""
@@ -136,6 +144,7 @@ class _Look(Struct, kw_only=True):
                 if key not in self.checkouts:
                     self.checkouts[key] = await _looked_at(want.checkout, self.git, known.commit)
                 commit, policy = self.checkouts[key]
+        parts = await self._parts(want, want.checkout, commit, missing)
         if commit is not None and want.dependency_commands:
             from runner.ops.planning.lock_files import hash_lock_files  # which most runs do without
 
@@ -163,6 +172,7 @@ class _Look(Struct, kw_only=True):
             beside,
             networks=networks,
             commit=commit,
+            parts=parts,
             policy=policy,
             image=image,
             cluster=cluster,
@@ -171,6 +181,20 @@ class _Look(Struct, kw_only=True):
             lock_files=lock_files,
             missing=tuple(missing),
         )
+
+    async def _parts(
+        self, want: FactsRequest, checkout: Checkout | None, commit: CommitFact | None, missing: list[Missing]
+    ) -> PartsFact:
+        """Find what the commit of a run only refers to."""
+        if commit is None or checkout is None or not (there := _part_files(checkout)):
+            return PartsFact()
+        from runner.ops.planning.parts import find_parts, require_git_lfs  # which most runs do without
+
+        with _noting(missing, Wanted.LFS):
+            require_git_lfs(checkout, self.settings)
+        with _noting(missing, Wanted.SUBMODULES):
+            return await find_parts(want, commit.commit, self.git, self.settings, there)
+        return PartsFact()
 
     async def _networks(self, want: FactsRequest, commit: CommitFact | None) -> Mapping[str, NetworkSpec]:
         """Ask the tools of this host and the repository for the hosts that they use."""
@@ -370,6 +394,17 @@ async def _looked_at(checkout: Checkout, git: Git, known: CommitFact | None) -> 
         if known is None:
             raise
         raise StalePlan(f"the commit that was planned is gone: {error.message}", hint="plan again") from error
+
+
+def _part_files(checkout: Checkout) -> list[str]:
+    """List the files of a commit that tell of parts outside of it: of a work tree those that it has now."""
+    both = [".gitmodules", ATTRIBUTES]
+    if checkout.path is None:
+        return both
+    from runner.git import source  # as the look at the commit did
+
+    local = source.find_repository(checkout.path, checkout.within)
+    return both if local.bare else [name for name in both if (local.top / name).exists()]
 
 
 async def policy_file(checkout: Checkout, git: Git, commit: str) -> PolicyFile | None:

@@ -11,9 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from runner.compiler import compile_plan
-from runner.core.errors import Rejected, RunnerError, distinct
+from runner.core.errors import Rejected, RunnerError, UsageError, distinct
 from runner.core.settings import Settings
-from runner.git import open_git
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.incident_run import Task
 from runner.manifest.load import DEFAULTS, Document, defaults, load
@@ -38,6 +37,7 @@ class Request(Struct, frozen=True, kw_only=True):
     ``seconds`` is the time limit of each run and its agent instead of their own. ``max_cost`` is what all runs together
     may cost in dollars, ``run_cost`` what each may. ``output_dir`` and ``output_file`` say where a triage's output and
     log are copied, and the log's name there. With ``record_network`` every step reaches every public host.
+    ``incident`` is the directory of the incident of ``only``, instead of its own.
     """
 
     only: str | None = None
@@ -50,6 +50,7 @@ class Request(Struct, frozen=True, kw_only=True):
     max_cost: float | None = None
     run_cost: float | None = None
     record_network: bool = False
+    incident: str | None = None
 
 
 class PlanResult(Struct, frozen=True, kw_only=True):
@@ -92,10 +93,11 @@ async def draft_plan(
     _reject(findings)
     if not request.untrusted:  # whose projects are their own affair
         documents += await recorded_projects(documents, settings)
-    chosen, unresolved = select([_with_task(document, request.task) for document in documents], defaults())
+    chosen, unresolved = select([_with_given(document, request) for document in documents], defaults())
     findings += unresolved
     if request.untrusted:
-        chosen = [_tightened(selected) for selected in chosen]
+        held_to = untrusted_policy(settings)
+        chosen = [_tightened(selected, held_to) for selected in chosen]
     outputs = outputs_of(chosen)
     if request.only is not None:
         chosen = only_run(chosen, request.only)
@@ -108,7 +110,7 @@ async def draft_plan(
         findings += complaints
     _reject(findings)
     probed = time.monotonic() if pinned is None else -math.inf
-    facts = await gather(wants, settings, open_git(settings), pinned=pinned, offline=request.offline)
+    facts = await gather(wants, settings, pinned=pinned, offline=request.offline)
     specs: list[RunSpec] = []
     for selected in chosen:
         findings += dropped_defaults(selected, defaults())
@@ -144,13 +146,18 @@ async def draft_plan(
     )
 
 
-def _with_task(document: Document, task: Mapping[str, object]) -> Document:
-    """Put the given fields into a run's task, over those in the manifest."""
+def _with_given(document: Document, request: Request) -> Document:
+    """Put the given fields into a run's task, over the written ones, and the given incident in place of its own."""
     spec = document.spec
-    if not task or not isinstance(spec, IncidentRunSpec):
+    if not isinstance(spec, IncidentRunSpec):
         return document
-    written = spec.task.model_dump(exclude_none=True) if spec.task is not None else {}
-    return replace(document, spec=spec.model_copy(update={"task": Task(**{**written, **task})}))
+    given: dict[str, object] = {}
+    if request.task:
+        written = spec.task.model_dump(exclude_none=True) if spec.task is not None else {}
+        given["task"] = Task(**{**written, **request.task})
+    if request.incident is not None and document.name == request.only and spec.incident is not None:
+        given["incident"] = spec.incident.model_copy(update={"directory": request.incident})
+    return replace(document, spec=spec.model_copy(update=given)) if given else document
 
 
 def _bounded(specs: list[RunSpec], request: Request) -> tuple[list[RunSpec], list[RunnerError]]:
@@ -172,17 +179,29 @@ def _reject(findings: Sequence[RunnerError]) -> None:
         raise Rejected(distinct(findings))
 
 
-def _tightened(selected: Selected) -> Selected:
-    """Add the built-in policy to those of a selection, which then cannot loosen it."""
+def untrusted_policy(settings: Settings) -> Document | None:
+    """Read this host's policy for manifests of a fork, if it has one. Raises ``Rejected`` and ``UsageError``."""
+    if settings.untrusted_policy is None:
+        return None
+    documents, findings = load(settings.untrusted_policy)
+    _reject(findings)
+    if [document.kind for document in documents] != ["Policy"]:
+        hint = "name the file of a Policy in RUNNER_UNTRUSTED_POLICY"
+        raise UsageError(f"`{settings.untrusted_policy}` is not one document of kind Policy", hint=hint)
+    return documents[0]
+
+
+def _tightened(selected: Selected, held_to: Document | None) -> Selected:
+    """Add the built-in policy and this host's to those of a selection, which then cannot loosen them."""
     others = [policy for policy in selected.policies if policy is not defaults()["Policy"]]
-    return replace(selected, policies=(*others, defaults()["Policy"]))
+    return replace(selected, policies=(*others, defaults()["Policy"]), host_policy=held_to)
 
 
 def _written(chosen: Sequence[Selected]) -> dict[str, Document]:
     """Return the documents that the plan rests on, by kind and name."""
     built_in = {f"{BUILT_IN}{kind}": document for kind, document in defaults().items()}
     used = {
-        f"{document.kind} {document.name}": document
+        f"{'host ' * (document is selected.host_policy)}{document.kind} {document.name}": document
         for selected in chosen
         for document in selected.documents
         if document.file != DEFAULTS

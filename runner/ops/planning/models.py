@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from runner.core.errors import InputError, Rejected
 from runner.plan.model import RunPlan, Step
 from runner.ports.agent import ModelAgent
-from runner.runtime.context import AgentDependencies
-from runner.steps.agent.model import check
+from runner.runtime.agent_dependencies import AgentDependencies
 from runner.steps.agent.plan import AgentBody
 
 
@@ -25,6 +24,8 @@ def _missing(steps: Iterable[Step], deps: AgentDependencies) -> Iterator[InputEr
     for step in steps:
         if not isinstance(step.body, AgentBody) or step.body.model is None:
             continue
+        from runner.steps.agent.model import check  # with all that a run takes
+
         agent = deps.agent(step.body.agent)
         assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
         try:

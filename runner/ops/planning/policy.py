@@ -132,7 +132,7 @@ async def _of_run(source: PolicySource, settings: Settings) -> tuple[Sequence[Do
     if want.checkout is None:
         return selected.policies, None
     only_code = replace(want, providers=(), script=None, incident=None, toolchains=())
-    facts = await gather([only_code], settings, open_git(settings))
+    facts = await gather([only_code], settings)
     found = facts.of(want.run)
     _reject([missing.error for missing in found.missing])
     return selected.policies, found.policy

@@ -31,7 +31,7 @@ from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
 from runner.ports.network import Credential, EgressConnection, EgressSession
 from runner.ports.provider import PATH, Images, program_directory
-from runner.runtime.context import AgentDependencies
+from runner.runtime.agent_dependencies import AgentDependencies
 from runner.spec.model import Facts
 from runner.steps.agent.plan import AgentBody
 

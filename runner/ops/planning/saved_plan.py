@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from runner.core import errors
 from runner.core.errors import Rejected, RunnerError
 from runner.core.settings import Settings
-from runner.git import open_git
 from runner.manifest.load import Document, load
 from runner.ops.planning.binding import Foreign, bind
 from runner.ops.planning.facts import gather, with_kept_layers
@@ -38,7 +37,7 @@ async def load_plan(file: Path, settings: Settings) -> PlanResult:
     saved, site = read_saved(file)
     documents = await _documents(saved, site.manifests, settings) if site.found else None
     pinned = Facts(saved.probes, saved.facts)
-    facts = await gather([*saved.wanted.values()], settings, open_git(settings), pinned=pinned)
+    facts = await gather([*saved.wanted.values()], settings, pinned=pinned)
     if documents is None:
         facts = replace(facts, runs={name: _with_texts(saved, name, run) for name, run in facts.runs.items()})
     if missing := [one.error for run in facts.runs.values() for one in run.missing]:

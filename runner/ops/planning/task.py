@@ -33,7 +33,7 @@ def read_task(
     if file is not None:
         raw = stdin(text.FILE_BYTES) if file == "-" else text.read(Path(file), file)
         given |= _checked(file, _without_surrogates(raw))
-    return given | checked_task("--task", dict(map(_field, flags)))
+    return {**given, **checked_task("--task", dict(map(_field, flags)))} if flags else given
 
 
 def checked_task(name: str, fields: Mapping[str, object]) -> Given:

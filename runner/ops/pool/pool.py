@@ -110,7 +110,7 @@ async def open_pool(
         await store.put_pools(pools)
         keeper = Keeper(
             store,
-            _remembering(deps.provider),
+            deps.provider,
             name=store.runner.id if store.runner is not None else "",
             new_id=partial(secrets.token_hex, 6),
             tell=tell,
@@ -131,17 +131,6 @@ async def _kept_elsewhere(env: WorkspaceEnv) -> str | None:
         return None
     liveness = await read_liveness(env.store, env.settings.home)
     return next((place for keeper in keepers if (place := liveness.elsewhere(keeper))), None)
-
-
-def _remembering(open_provider: Callable[[str], Provider]) -> Callable[[str], Provider]:
-    known: dict[str, Provider] = {}
-
-    def find(name: str) -> Provider:
-        if name not in known:
-            known[name] = open_provider(name)
-        return known[name]
-
-    return find
 
 
 def providers_of(env: WorkspaceEnv) -> list[Provider]:

@@ -18,14 +18,15 @@ from runner.core.settings import Settings
 from runner.engine.run import Append, Uncopied
 from runner.events import events as ev
 from runner.git import mirror, open_git
-from runner.lifecycle.workspace import check_limit
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.refusals import outside_of
 from runner.ops.pool.handoff import warm
 from runner.ops.runs.secret_values import make_redactor
+from runner.ops.workspaces.capacity import require_room
 from runner.ports.sink import Sink
 from runner.ports.store import Store
-from runner.runtime.context import AgentDependencies, RunDependencies
+from runner.runtime.agent_dependencies import AgentDependencies
+from runner.runtime.context import RunDependencies
 from runner.runtime.subrunner import read_command, script_of
 
 Advise = Callable[[RunnerError], None]  # hears of findings that stop nothing
@@ -44,7 +45,7 @@ def dependencies_of(
         return await read_command(script_of(name), env)
 
     async def room(workspace: str) -> None:
-        check_limit(settings.max_workspaces, await store.workspaces(), workspace)
+        await require_room(store, settings.max_workspaces, workspace)
 
     redact = make_redactor(settings) if redactor is None else redactor
     return RunDependencies(

@@ -27,8 +27,10 @@ from runner.git import mirror
 from runner.lifecycle.pool import PREFIX
 from runner.ops.host.state import has_history, open_state
 from runner.ops.planning.facts import usable_providers
+from runner.ops.planning.uploads import MANIFESTS, PLANS
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
+from runner.ops.webhooks import INCIDENTS
 from runner.ops.workspaces.maintenance import ReapedWorkspace, reap, unsteady
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.store import RunRow, Store
@@ -161,6 +163,9 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
     found += [kept("snapshot", p, p.stem, _touched([p])) for p in sorted(home.glob("snapshots/*.git"))]
     found += [kept("run", p, p.name, _touched([p])) for p in sorted(home.glob("runs/*")) if p.is_dir()]
     found += [kept("manifest", p, None, _touched([p])) for p in sorted(home.glob("triage/*.runner.yaml"))]
+    found += [kept("manifest", p, None, _touched([p])) for p in sorted(home.glob(f"{MANIFESTS}/*"))]
+    found += [kept("incident", p, None, _touched([p])) for p in sorted(home.glob(f"{INCIDENTS}/*"))]
+    found += [kept("plan", p, None, _touched([p])) for p in sorted(home.glob(f"{PLANS}/*.json"))]
     mirrors = [p for p in sorted(home.glob("mirrors/*")) if p.is_dir()]
     found += [kept("mirror", p, None, mirror.last_used(p)) for p in mirrors]
     layers = [p for p in sorted(home.glob(f"{LAYERS}/*")) if p.is_dir()]

@@ -29,7 +29,7 @@ class StoredRun(Struct, frozen=True):
 
 TIMED_OUT = "timed-out"  # how a listing calls a run that failed because its time was over
 STATES = (*(status.value for status in Status if status is not Status.PENDING), TIMED_OUT)
-_DEADLINE = 124  # the exit code of such a run
+DEADLINE = 124  # the exit code of such a run
 
 
 class RunFilter(Struct, frozen=True, kw_only=True):
@@ -74,7 +74,11 @@ class RunList(Struct, frozen=True):
 
 
 def state_of(row: RunRow) -> str:
-    return TIMED_OUT if row.status == Status.FAILED and row.exit_code == _DEADLINE else str(row.status)
+    return state_name(row.status, row.exit_code)
+
+
+def state_name(status: str, exit_code: int | None) -> str:
+    return TIMED_OUT if status == Status.FAILED and exit_code == DEADLINE else str(status)
 
 
 def is_within(row: RunRow, directory: Path) -> bool:

@@ -44,8 +44,9 @@ from runner.ops.planning.plan_inputs import (
     read_plan_inputs,
 )
 from runner.ops.planning.refusals import refuse
-from runner.ops.runs.dependencies import dependencies_of, event_writer
+from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
 from runner.ops.runs.history import StoredRun, find_run
+from runner.ops.runs.messages import check_messages, telling
 from runner.ops.runs.previous_attempt import load_previous_attempt
 from runner.ops.runs.secret_values import resolve_secrets
 from runner.ops.runs.start import RunHandle, StartedRuns, ended_with
@@ -90,7 +91,12 @@ class ResumePlan(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def start_resumed(
-    resuming: ResumePlan, settings: Settings, sinks: Sequence[Sink] = (), *, redactor: Redactor | None = None
+    resuming: ResumePlan,
+    settings: Settings,
+    sinks: Sequence[Sink] = (),
+    *,
+    redactor: Redactor | None = None,
+    advise: Advise = ignore,
 ) -> AsyncIterator[RunHandle]:
     """Continue a run as a new one; the block ends when that has ended. Cancelling it is as for ``start_runs``.
 
@@ -99,13 +105,19 @@ async def start_resumed(
     async with open_state(settings) as store:
         with unwrapping_groups():
             deps = dependencies_of(settings, store, redactor=redactor)
-            async with start_resumed_in(resuming, settings, store, deps, sinks) as handle:
+            async with start_resumed_in(resuming, settings, store, deps, sinks, advise=advise) as handle:
                 yield handle
 
 
 @asynccontextmanager
 async def start_resumed_in(
-    resuming: ResumePlan, settings: Settings, store: Store, deps: RunDependencies, sinks: Sequence[Sink] = ()
+    resuming: ResumePlan,
+    settings: Settings,
+    store: Store,
+    deps: RunDependencies,
+    sinks: Sequence[Sink] = (),
+    *,
+    advise: Advise = ignore,
 ) -> AsyncIterator[RunHandle]:
     """Do what ``start_resumed`` does, with an open store and its dependencies."""
     async with _holding(resuming.resumption.kept):
@@ -114,6 +126,7 @@ async def start_resumed_in(
         paths = RunPaths(settings.home, run_id(secrets.token_bytes(8)))
         reused = resuming.resumption.reused
         values = await resolve_secrets(resuming.planned.secrets, [plan], settings, deps.redact, done=reused)
+        check_messages([plan], values)
         files = RunFiles(paths.directory, deps.redact.text)
         files.write_plan(plan, digest, plan_inputs_of(resuming.planned, plan, resuming.outputs))
         handle = RunHandle(
@@ -121,25 +134,26 @@ async def start_resumed_in(
         )
 
         async def carry_on() -> None:
-            try:
-                handle.record = await execute_run(
-                    replace(plan, values={**plan.values, "outputs": resuming.outputs}),
-                    digest,
-                    id=paths.run,
-                    paths=paths,
-                    deps=deps,
-                    append=event_writer(store, [files, *sinks, handle.sink], deps.redact),
-                    control=handle.control,
-                    manifests=str(resuming.planned.path.resolve()),
-                    resumption=resuming.resumption,
-                    secrets=values[plan.name],
-                )
-            except RunOver:
-                handle.record = replay(paths.run, await store.events(paths.run))
-            files.write_record(handle.record)
+            async with telling(plan, values[plan.name], settings, advise) as tell:
+                try:
+                    handle.record = await execute_run(
+                        replace(plan, values={**plan.values, "outputs": resuming.outputs}),
+                        digest,
+                        id=paths.run,
+                        paths=paths,
+                        deps=deps,
+                        append=event_writer(store, [files, *sinks, handle.sink, tell], deps.redact),
+                        control=handle.control,
+                        manifests=str(resuming.planned.path.resolve()),
+                        resumption=resuming.resumption,
+                        secrets=values[plan.name],
+                    )
+                except RunOver:
+                    handle.record = replay(paths.run, await store.events(paths.run))
+                files.write_record(handle.record)
             handle.ended.set()
 
-        async with ended_with(StartedRuns({plan.name: handle}), carry_on):
+        async with ended_with(StartedRuns({plan.name: handle}), store, carry_on):
             yield handle
 
 

@@ -30,6 +30,7 @@ def make_redactor(settings: Settings) -> Redactor:
     """Return a redactor that knows the runner's own secrets, but for values too short or common to hide."""
     redactor = Redactor()
     known = [(key.variable, key.text) for key in settings.model_keys.values()]
+    known.append(("RUNNER_TOKEN", settings.server_token))
     if settings.git_token is not None:
         known.append((f"token of {settings.git_token.host}", settings.git_token.text))
     for name, text in known:
@@ -65,7 +66,7 @@ async def resolve_secrets(
                 continue
             try:
                 if key not in known:
-                    known[key] = await _value(spec, settings, redactor)
+                    known[key] = await read_secret(spec, settings, redactor)
                 found[spec.name] = known[key]
             except RunnerError as error:
                 findings.append(type(error)(error.message, at=spec.at, hint=error.hint))
@@ -92,8 +93,9 @@ def check_secrets(
 
 
 def _needed(plan: RunPlan, done: Collection[str]) -> set[str]:
-    """Return the names of the secrets of steps that are not done."""
-    return {name for step in plan.steps if step.id not in done for name in step.secret_names}
+    """Return the names of the secrets of steps that are not done, and of messages."""
+    names = {name for step in plan.steps if step.id not in done for name in step.secret_names}
+    return names | {name for message in plan.messages for name in message.secret_names}
 
 
 def _look(spec: SecretSpec, settings: Settings) -> None:
@@ -109,7 +111,8 @@ def _look(spec: SecretSpec, settings: Settings) -> None:
         raise SecretMissing(f"secret `{spec.name}` is missing: there is no `{program}` on this host")
 
 
-async def _value(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Secret:
+async def read_secret(spec: SecretSpec, settings: Settings, redactor: Redactor) -> Secret:
+    """Read a secret, and register it. Raises ``SecretMissing``, ``SecretExposed`` and ``UnfitSecret``."""
     value = await _read(spec, settings)
     _check(spec, value)
     redactor.register(spec.name, value)

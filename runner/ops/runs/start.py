@@ -19,7 +19,7 @@ from runner.core.errors import Attached, RunExists, RunnerError, RunOver, UsageE
 from runner.core.home import run_directory
 from runner.core.ids import is_run_id, run_id
 from runner.core.model import Status
-from runner.core.nurseries import unwrapping_groups
+from runner.core.nurseries import open_services, unwrapping_groups
 from runner.core.redact import Redactor
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
@@ -36,7 +36,9 @@ from runner.ops.planning.plan_inputs import plan_inputs_of
 from runner.ops.planning.refusals import outside_of, refuse
 from runner.ops.planning.stored_projects import RECORD
 from runner.ops.runs.attach import follow
+from runner.ops.runs.cancel import heed_requests
 from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
+from runner.ops.runs.messages import check_messages, telling
 from runner.ops.runs.secret_values import make_redactor, resolve_secrets
 from runner.ops.workspaces.maintenance import reaping
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
@@ -178,19 +180,20 @@ async def start_in(
         for plan in planned.plan.runs
     }
     values = await resolve_secrets(planned.secrets, planned.plan.runs, settings, deps.redact)
+    check_messages(planned.plan.runs, values)
     await _record_projects(planned, store)
-    room = settings.max_workspaces - len(await store.workspaces())
-    everything = trio.CapacityLimiter(max(room, 1))  # where there is none, the first run is refused
     most = settings.max_workspaces
+    everything = trio.CapacityLimiter(max(most - len(await store.workspaces()), 1))  # else the first run is refused
     groups = {plan.group: trio.CapacityLimiter(plan.max_parallel or most) for plan in planned.plan.runs}
 
     async def one(name: str) -> None:
         handle = handles[name]
         plan = handle.plan
-        async with groups[plan.group], everything:
+        telling_all = telling(plan, values[name], settings, advise)
+        async with groups[plan.group], everything, telling_all as tell:
             paths = RunPaths(settings.home, handle.id)
             files = RunFiles(paths.directory, deps.redact.text)
-            append = event_writer(store, [files, *sinks, handle.sink], deps.redact)
+            append = event_writer(store, [files, *sinks, handle.sink, tell], deps.redact)
             digest, rehearsal, manifests = planned.plan.digest, deps.gateway.rehearsal, str(planned.path.resolve())
             try:
                 begin: Callable[..., Awaitable[RunRecord]]
@@ -219,15 +222,19 @@ async def start_in(
             handle.ended.set()
 
     started = StartedRuns(handles)
-    async with ended_with(started, partial(execute, Graph({plan.name: plan.needs for plan in planned.plan.runs}), one)):
+    needs = {plan.name: plan.needs for plan in planned.plan.runs}
+    async with ended_with(started, store, partial(execute, Graph(needs), one)):
         yield started
     records = [handle.record for handle in handles.values() if handle.record is not None]
     write_comparisons([read_account(record, run_directory(settings.home, record.id)) for record in records])
 
 
 @asynccontextmanager
-async def ended_with(started: StartedRuns, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Do the work of some runs beside the block, which ends when they have; what cancels it stops them in order."""
+async def ended_with(started: StartedRuns, store: Store, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Do the work of some runs beside the block, which ends when they have; what cancels it stops them in order, and
+    so do requests in the store.
+    """
+    runs = {handle.id: handle.control for handle in started.runs.values()}
 
     async def shielded() -> None:
         with trio.CancelScope(shield=True):  # bounded by the stop budgets, once the runs are stopped
@@ -236,8 +243,10 @@ async def ended_with(started: StartedRuns, work: Callable[[], Awaitable[None]]) 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(shielded)
         try:
-            yield
-            await started.wait()
+            async with open_services() as services:
+                services.start_soon(heed_requests, store, runs)
+                yield
+                await started.wait()
         except BaseException:
             started.cancel()
             raise

@@ -5,6 +5,10 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from secrets import token_hex
+from typing import BinaryIO
 
 import trio
 from msgspec import Struct
@@ -16,45 +20,60 @@ from runner.ports.provider import ExecResult, Workspace
 
 HEAD = 32 << 10  # bytes of a command's stream that are returned from its beginning
 TAIL = 32 << 10  # and from its end
+WHOLE = 16 << 20  # bytes of a longer one that are kept in a file
+KEPT = 20  # such files of a workspace
 SECONDS = 30.0  # for a tool that only looks, or writes a file
 _MISSING, _OUTSIDE, OTHER_KIND, _GIT, _CUT, _READ_ONLY = range(71, 77)  # how a script ends
 
+_HANDLE = re.compile(r"[0-9a-f]{16}")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
-# Sets ``$at`` to the real path of ``$1``, or ends. Nothing else runs in the workspace: what was found stays so.
+# Others may work in the same tree: what was opened is judged, by the name that the kernel has for it, never a path that
+# will be opened. A directory is entered first; a file is descriptor 3.
 _PRELUDE = f"""
 set -u
-root=$(pwd -P)
-resolve() {{
+cd -P . && root=$PWD
+inside() {{
+    case "$1/" in "$root"/*) ;; *) exit {_OUTSIDE} ;; esac
+}}
+enter() {{
+    cd -P "$1" || exit {_MISSING}
+    at=$(readlink /proc/self/cwd)
+    inside "$at"
+}}
+open_file() {{
     [ -e "$1" ] || exit {_MISSING}
-    at=$(readlink -f "$1") || exit {_MISSING}
-    case "$at/" in "$root"/*) ;; *) exit {_OUTSIDE} ;; esac
+    [ -f "$1" ] || exit {OTHER_KIND}
+    exec 3<"$1"
+    at=$(readlink /proc/self/fd/3)
+    inside "$at"
 }}
 """
-_OPEN_FILE = f"""
-resolve "$1"
-[ -f "$at" ] || exit {OTHER_KIND}
-"""
 _WRITE = f"""
-path=$1 near=$1
-while [ ! -e "$near" ] && [ ! -L "$near" ]; do near=$(dirname "$near"); done
-resolve "$near"
-if [ "$near" = "$path" ]; then
-    [ -f "$at" ] || exit {OTHER_KIND}
-    [ -w "$at" ] || exit {_READ_ONLY}
-else
-    [ -d "$at" ] || exit {OTHER_KIND}
-    case "$at/" in */.git/*) exit {_GIT} ;; esac
-    mkdir -p "$(dirname "$path")" || exit 1
-    at=$(readlink -f "$(dirname "$path")")/${{path##*/}}
+path=$1 rest=
+if [ -e "$path" ] || [ -L "$path" ]; then
+    path=$(readlink -f "$path") && [ -e "$path" ] || exit {_MISSING}
+    inside "$path"
+    [ -f "$path" ] || exit {OTHER_KIND}
+    [ -w "$path" ] || exit {_READ_ONLY}
 fi
+name=${{path##*/}} near=${{path%/*}}
+while [ ! -e "$near" ] && [ ! -L "$near" ]; do rest=${{near##*/}}/$rest near=${{near%/*}}; done
+[ -e "$near" ] || exit {_MISSING}
+[ -d "$near" ] || exit {OTHER_KIND}
+enter "$near"
 case "$at/" in */.git/*) exit {_GIT} ;; esac
-part=$(dirname "$at")/$2
-trap 'rm -f "$part"' EXIT
-cat >"$part" || exit 1
-[ "$(wc -c <"$part")" -eq "$3" ] || exit {_CUT}
-if [ -e "$at" ]; then chmod "$(stat -c %a "$at")" "$part" || exit 1; fi
-mv -f "$part" "$at"
+while [ -n "$rest" ]; do
+    mkdir "./${{rest%%/*}}" || exit 1
+    enter "./${{rest%%/*}}"
+    rest=${{rest#*/}}
+done
+set -C
+trap 'rm -f "./$2"' EXIT
+cat >"./$2" || exit 1
+[ "$(wc -c <"./$2")" -eq "$3" ] || exit {_CUT}
+if [ -e "./$name" ]; then chmod "$(stat -c %a "./$name")" "./$2" || exit 1; fi
+mv -fT "./$2" "./$name"
 """
 
 
@@ -77,7 +96,7 @@ def place(path: str, *, git: bool = True) -> str:
 async def run_script(
     workspace: Workspace, script: str, *words: str, path: str, stdin: bytes = b"", keep_bytes: int = 1 << 20
 ) -> ExecResult:
-    """Run a script that knows ``resolve``; its words are data. Raises ``ToolError`` unless it succeeds."""
+    """Run a script with ``enter`` and ``open_file``; its words are data. Raises ``ToolError`` unless it succeeds."""
     argv = ["sh", "-c", _PRELUDE + script, "sh", *words]
     with trio.move_on_after(SECONDS) as limit:
         done = await workspace.run(argv, stdin=stdin, keep_bytes=keep_bytes)
@@ -102,7 +121,7 @@ async def run_script(
 
 async def read_file(workspace: Workspace, path: str, most: int) -> bytes:
     """Return all of a file. Raises ``ToolError``, also for one that is larger than ``most`` bytes."""
-    done = await run_script(workspace, f'{_OPEN_FILE} cat "$at"', place(path), path=path, keep_bytes=most)
+    done = await run_script(workspace, 'open_file "$1" && cat <&3', place(path), path=path, keep_bytes=most)
     if done.cut:
         raise ToolArgument(f"`{excerpt(path)}` is larger than {most >> 20} MiB", hint="use the tool `bash`")
     return done.stdout
@@ -117,7 +136,8 @@ async def write_file(workspace: Workspace, path: str, content: bytes, part: str)
 class CommandResult(Struct, kw_only=True):
     """The end of a command: ``exit_code`` is ``null`` when it was stopped, with what it had printed until then.
 
-    Of a stream that is longer than 64 KiB there are the beginning and the end; its size is that of the whole.
+    Of a stream that is longer than 64 KiB there are the beginning and the end; its size is that of the whole, which can
+    be read by its handle: the first 16 MiB of it, and the newest 20 of a workspace.
     """
 
     exit_code: int | None
@@ -127,21 +147,71 @@ class CommandResult(Struct, kw_only=True):
     stdout_bytes: int
     stderr_bytes: int
     truncated: bool
+    stdout_handle: str | None = None
+    stderr_handle: str | None = None
+
+
+class Outputs(Struct, frozen=True):
+    """Directory of the long outputs of a workspace's commands; commands never see it."""
+
+    folder: Path
+
+    def find(self, handle: str) -> Path:
+        """Return the file with an output. Raises ``NoSuchFile``."""
+        path = self.folder / handle
+        if not _HANDLE.fullmatch(handle) or not path.is_file():
+            raise NoSuchFile(
+                f"there is no output `{excerpt(handle)}`", hint=f"the newest {KEPT} of a workspace are kept"
+            )
+        return path
+
+    def open(self) -> BinaryIO:
+        """Open a new one, whose name is its handle; the oldest goes when there are too many."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        old = sorted(self.folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for path in old[KEPT - 1 :]:
+            path.unlink()
+        return (self.folder / token_hex(8)).open("xb")
+
+
+class Sandbox(Struct, frozen=True):
+    """Place where tools work: an open workspace, and the outputs of its commands."""
+
+    workspace: Workspace
+    outputs: Outputs
 
 
 class _Stream:
-    """The beginning and the end of a stream."""
+    """The beginning and the end of a stream, and the whole of a long one in a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: Outputs) -> None:
         self._head, self._tail = bytearray(), bytearray()
+        self._outputs = outputs
+        self._file: BinaryIO | None = None
         self.size = 0
 
     async def write(self, chunk: bytes) -> None:
+        if self.size + len(chunk) > HEAD + TAIL and self.size < WHOLE:
+            await trio.to_thread.run_sync(self._write_file, chunk)
         self.size += len(chunk)
         room = HEAD - len(self._head)
         self._head += chunk[:room]
         self._tail += chunk[max(room, 0) :]
         del self._tail[:-TAIL]
+
+    def _write_file(self, chunk: bytes) -> None:
+        if self._file is None:
+            self._file = self._outputs.open()
+            self._file.write(self._head + self._tail)
+        self._file.write(chunk[: WHOLE - self.size])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def handle(self) -> str | None:
+        return None if self._file is None else Path(self._file.name).name
 
     @property
     def cut(self) -> int:
@@ -154,14 +224,14 @@ class _Stream:
 
 
 async def run_command(
-    workspace: Workspace, argv: Sequence[str], seconds: float, *, env: Mapping[str, str] | None = None
+    sandbox: Sandbox, argv: Sequence[str], seconds: float, *, env: Mapping[str, str] | None = None
 ) -> CommandResult:
     """Run a command for at most some seconds; then its whole tree is ended."""
-    out, err = _Stream(), _Stream()
-    command = StreamedCommand(CommandStreams(_nothing, out.write, err.write))
-    ended = None
-    with trio.move_on_after(seconds) as limit:
-        ended = await command.run(workspace, argv, env=env)
+    with closing(_Stream(sandbox.outputs)) as out, closing(_Stream(sandbox.outputs)) as err:
+        command = StreamedCommand(CommandStreams(_nothing, out.write, err.write))
+        ended = None
+        with trio.move_on_after(seconds) as limit:
+            ended = await command.run(sandbox.workspace, argv, env=env)
     return CommandResult(
         exit_code=None if ended is None else exit_code(ended),
         timed_out=limit.cancelled_caught,
@@ -170,6 +240,8 @@ async def run_command(
         stdout_bytes=out.size,
         stderr_bytes=err.size,
         truncated=bool(out.cut or err.cut),
+        stdout_handle=out.handle,
+        stderr_handle=err.handle,
     )
 
 

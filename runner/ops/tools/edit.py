@@ -9,8 +9,7 @@ from msgspec import Meta, Struct
 
 from runner.core.errors import ToolArgument
 from runner.core.sanitize import excerpt
-from runner.ops.tools._sandbox import read_file, write_file
-from runner.ports.provider import Workspace
+from runner.ops.tools._sandbox import Sandbox, read_file, write_file
 
 MOST = 16 << 20  # bytes of a file
 _NAMED = 5  # lines that an error names
@@ -19,7 +18,7 @@ _NAMED = 5  # lines that an error names
 class Arguments(Struct, forbid_unknown_fields=True, kw_only=True):
     """A file, a text in it, and the text to put in its place."""
 
-    file_path: Annotated[str, Meta(description="Relative to the workspace.")]
+    file_path: Annotated[str, Meta(min_length=1, description="Relative to the workspace.")]
     old_string: Annotated[str, Meta(min_length=1, description="The text as the file has it, once.")]
     new_string: Annotated[str, Meta(description="The text in its place.")]
     replace_all: Annotated[bool, Meta(description="Replaces it wherever it is.")] = False
@@ -33,10 +32,10 @@ class Result(Struct, kw_only=True):
     lines: list[int]
 
 
-async def call(workspace: Workspace, arguments: Arguments) -> Result:
-    before = await read_file(workspace, arguments.file_path, MOST)
+async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
+    before = await read_file(sandbox.workspace, arguments.file_path, MOST)
     after, lines = edited(before, arguments)
-    await write_file(workspace, arguments.file_path, after, f".{token_hex(8)}.part")
+    await write_file(sandbox.workspace, arguments.file_path, after, f".{token_hex(8)}.part")
     return Result(file_path=arguments.file_path, replacements=len(lines), lines=lines)
 
 

@@ -9,8 +9,7 @@ from msgspec import Meta, Struct
 from runner.core.errors import ToolArgument
 from runner.core.ids import BRANCH_HINT, is_branch
 from runner.core.sanitize import excerpt
-from runner.ops.tools._sandbox import CommandResult, place, run_command
-from runner.ports.provider import Workspace
+from runner.ops.tools._sandbox import CommandResult, Sandbox, place, run_command
 
 SECONDS = 60.0
 _NO_PROGRAMS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "commit.gpgSign=false", "user.name=agent")
@@ -37,9 +36,9 @@ class Arguments(Struct, forbid_unknown_fields=True, kw_only=True):
 Result = CommandResult
 
 
-async def call(workspace: Workspace, arguments: Arguments) -> CommandResult:
+async def call(sandbox: Sandbox, arguments: Arguments) -> CommandResult:
     for command in commands(arguments):
-        done = await run_command(workspace, ["git", *_OPTIONS, *command], SECONDS, env=_ENV)
+        done = await run_command(sandbox, ["git", *_OPTIONS, *command], SECONDS, env=_ENV)
         if done.exit_code != 0:
             break
     return done

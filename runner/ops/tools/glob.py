@@ -10,14 +10,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from runner.ops.tools._sandbox import place, run_script
-from runner.ports.provider import Workspace
+from runner.ops.tools._sandbox import Sandbox, place, run_script
 
 MOST = 1000  # names that one call returns
 _LOOKED = 16 << 20  # bytes of names that are looked at
 _SCRIPT = """
-resolve "$1"
-cd "$at" && find . -name .git -prune -o '(' -type f -o -type l ')' -print0
+enter "$1"
+find . -name .git -prune -o '(' -type f -o -type l ')' -print0
 """
 
 
@@ -41,9 +40,9 @@ class Result(Struct, kw_only=True):
     truncated: bool
 
 
-async def call(workspace: Workspace, arguments: Arguments) -> Result:
+async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
     root = place(arguments.path)
-    done = await run_script(workspace, _SCRIPT, root, path=arguments.path, keep_bytes=_LOOKED)
+    done = await run_script(sandbox.workspace, _SCRIPT, root, path=arguments.path, keep_bytes=_LOOKED)
     names = [name.removeprefix("./") for name in done.stdout.decode(errors="replace").split("\0") if name]
     found = sorted(filter(Pattern(arguments.pattern).matches, names))
     matches = [posixpath.normpath(posixpath.join(root, name)) for name in found[:MOST]]

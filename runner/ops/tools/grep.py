@@ -10,18 +10,27 @@ from msgspec import Meta, Struct
 
 from runner.core.errors import ToolArgument
 from runner.core.sanitize import excerpt
-from runner.ops.tools._sandbox import place, run_script
-from runner.ports.provider import Workspace
+from runner.ops.tools._sandbox import Sandbox, place, run_script
 
 MOST = 1000  # lines that one call returns
 _LONGEST = 500  # characters of a line
 _LOOKED = 4 << 20  # bytes of matches that are looked at
 _SCRIPT = f"""
-resolve "$1"
 grep -E -e "$2" </dev/null
 [ $? -le 1 ] || {{ echo "$?"; exit 0; }}
-echo 0
-find "$1" -name .git -prune -o -type f -name "$3" -exec grep -HnIE -e "$2" -- {{}} + | head -c {_LOOKED}
+if [ -d "$1" ]; then
+    enter "$1"
+    echo 0
+    if grep --version 2>/dev/null | grep -q GNU; then
+        grep -rnIE --include="$3" --exclude=.git --exclude-dir=.git -e "$2" .
+    else
+        find . -name .git -prune -o -type f -name "$3" -exec grep -HnIE -e "$2" -- {{}} +
+    fi | head -c {_LOOKED}
+else
+    open_file "$1"
+    echo 0
+    case ${{1##*/}} in $3) grep -nIE -e "$2" <&3 | sed 's/^/.:/' | head -c {_LOOKED} ;; esac
+fi
 """
 _LINE = re.compile(rb"(.+?):(\d+):(.*)", re.DOTALL)
 
@@ -49,19 +58,21 @@ class Result(Struct, kw_only=True):
     truncated: bool
 
 
-async def call(workspace: Workspace, arguments: Arguments) -> Result:
-    words = (place(arguments.path), arguments.pattern, arguments.include)
-    done = await run_script(workspace, _SCRIPT, *words, path=arguments.path, keep_bytes=_LOOKED + 10)
+async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
+    root = place(arguments.path)
+    words = (root, arguments.pattern, arguments.include)
+    done = await run_script(sandbox.workspace, _SCRIPT, *words, path=arguments.path, keep_bytes=_LOOKED + 10)
     first, _, body = done.stdout.partition(b"\n")
     if first != b"0":
         said = done.stderr.decode(errors="replace").strip()
         raise ToolArgument(f"`{excerpt(arguments.pattern)}` is not an expression", hint=excerpt(said))
     lines = [found for line in body.split(b"\n") if (found := _LINE.fullmatch(line))]
-    matches = [_match(*found.groups()) for found in lines[:MOST]]
+    matches = [_match(root, *found.groups()) for found in lines[:MOST]]
     matches.sort(key=lambda one: (one.file_path, one.line_number))
     return Result(matches=matches, truncated=len(lines) > MOST or len(body) >= _LOOKED)
 
 
-def _match(path: bytes, number: bytes, line: bytes) -> Match:
+def _match(root: str, path: bytes, number: bytes, line: bytes) -> Match:
     text = line.decode(errors="replace")[:_LONGEST]
-    return Match(file_path=posixpath.normpath(path.decode(errors="replace")), line_number=int(number), line=text)
+    name = posixpath.normpath(posixpath.join(root, path.decode(errors="replace")))
+    return Match(file_path=name, line_number=int(number), line=text)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from runner.ops.tools._sandbox import OTHER_KIND, place, run_script
+from runner.ops.tools._sandbox import Sandbox, place, run_script
 from runner.ports.provider import Workspace
 
 MOST = 256 << 10  # bytes that one call returns
-_SCRIPT = f"""
-resolve "$1"
-if [ -d "$at" ]; then echo d; cd "$at" && ls -1Ap | head -c "$4"; exit; fi
-[ -f "$at" ] || exit {OTHER_KIND}
-size=$(wc -c <"$at") || exit 1
-echo f "$size" "$(wc -l <"$at")" "$(tail -c 1 "$at" | wc -l)"
-tail -n "+$2" "$at" | head -n "$3" | head -c "$4"
+_SCRIPT = """
+if [ -d "$1" ]; then enter "$1"; echo d; ls -1Ap | head -c "$2"; exit; fi
+open_file "$1"
+echo f
+exec head -c "$2" <&3
+"""
+_PART = """
+open_file "$1"
+file=/proc/self/fd/3
+echo "$(wc -c <$file)" "$(wc -l <$file)" "$(tail -c 1 $file | wc -l)"
+tail -n "+$3" $file | head -n "$4" | head -c "$2"
 """
 
 
 class Arguments(Struct, forbid_unknown_fields=True, kw_only=True):
     """A file or directory, and the lines to return."""
 
-    file_path: Annotated[str, Meta(description="Relative to the workspace.")]
+    file_path: Annotated[str, Meta(min_length=1, description="Relative to the workspace.")]
     offset: Annotated[int, Meta(ge=1, le=1 << 31, description="The first line to return, from 1.")] = 1
     limit: Annotated[int, Meta(ge=1, le=1 << 31, description="The number of lines; default: all.")] | None = None
 
@@ -44,26 +49,35 @@ class Result(Struct, kw_only=True):
     next_offset: int | None = None
 
 
-async def call(workspace: Workspace, arguments: Arguments) -> Result:
-    limit = arguments.limit or 1 << 31
-    words = (place(arguments.file_path), str(arguments.offset), str(limit), str(MOST))
-    done = await run_script(workspace, _SCRIPT, *words, path=arguments.file_path, keep_bytes=MOST + 100)
-    first, _, body = done.stdout.partition(b"\n")
-    if first == b"d":
-        return Result(is_dir=True, content=body.decode(errors="replace"), truncated=len(body) == MOST)
-    size, lines, ends = map(int, first.split()[1:])
-    total = lines + (1 if size and not ends else 0)
+async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
+    path, limit = arguments.file_path, arguments.limit or 1 << 31
+    words = (place(path), str(MOST + 1))
+    kind, _, body = await _lines(sandbox.workspace, _SCRIPT, *words, path=path)
+    if kind == b"d":
+        return Result(is_dir=True, content=body[:MOST].decode(errors="replace"), truncated=len(body) > MOST)
+    if len(body) > MOST:
+        first, _, body = await _lines(sandbox.workspace, _PART, *words, str(arguments.offset), str(limit), path=path)
+        size, breaks, ends = map(int, first.split())
+    else:
+        size, breaks, ends = len(body), body.count(b"\n"), body[-1:] == b"\n"
+        body = b"".join(BytesIO(body).readlines()[arguments.offset - 1 :][:limit])
+    total, more = breaks + (1 if size and not ends else 0), len(body) > MOST
+    body = body[:MOST]
     if b"\0" in body or not _is_text(body):
         return Result(is_binary=True, file_size=size, total_lines=total)
-    shown = body.count(b"\n")
-    more = len(body) == MOST and arguments.offset + shown <= total
     return Result(
         content=body.decode(errors="ignore"),
         file_size=size,
         total_lines=total,
         truncated=more,
-        next_offset=arguments.offset + shown if more else None,
+        next_offset=arguments.offset + body.count(b"\n") if more else None,
     )
+
+
+async def _lines(workspace: Workspace, script: str, *words: str, path: str) -> tuple[bytes, bytes, bytes]:
+    """Return the first line that a script prints and the rest, which is what a file or directory has."""
+    done = await run_script(workspace, script, *words, path=path, keep_bytes=MOST + 100)
+    return done.stdout.partition(b"\n")
 
 
 def _is_text(body: bytes) -> bool:

@@ -7,14 +7,13 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from runner.ops.tools._sandbox import write_file
-from runner.ports.provider import Workspace
+from runner.ops.tools._sandbox import Sandbox, write_file
 
 
 class Arguments(Struct, forbid_unknown_fields=True, kw_only=True):
     """A file and its content."""
 
-    file_path: Annotated[str, Meta(description="Relative to the workspace; directories are made.")]
+    file_path: Annotated[str, Meta(min_length=1, description="Relative to the workspace; directories are made.")]
     content: Annotated[str, Meta(description="All of its new content.")]
 
 
@@ -25,7 +24,7 @@ class Result(Struct, kw_only=True):
     file_size: int
 
 
-async def call(workspace: Workspace, arguments: Arguments) -> Result:
+async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
     content = arguments.content.encode(errors="replace")
-    await write_file(workspace, arguments.file_path, content, f".{token_hex(8)}.part")
+    await write_file(sandbox.workspace, arguments.file_path, content, f".{token_hex(8)}.part")
     return Result(file_path=arguments.file_path, file_size=len(content))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,10 @@ def limits_of(settings: Settings, probe: Probe, given: Limits) -> tuple[Limits, 
     return kept, Limits(*rest) if any(rest) else None
 
 
-async def choose_provider(env: WorkspaceEnv, name: str | None, image: str | None, *, adopting: bool) -> ChosenProvider:
-    """Choose the provider ``name``, or the first of the chain that fits.
+async def choose_provider(
+    env: WorkspaceEnv, name: str | None, image: str | None, *, adopting: bool, without: Collection[str] = ()
+) -> ChosenProvider:
+    """Choose the provider ``name``, or the first of the chain that fits, ``without`` those that have failed.
 
     Raises ``ProviderUnavailable``, and ``ImageMissing`` when the only one that fits lacks the image.
     """
@@ -68,6 +70,9 @@ async def choose_provider(env: WorkspaceEnv, name: str | None, image: str | None
     for each in names:
         if error := unknown_provider(each):
             raise error
+        if each in without:
+            refused.append(f"`{each}`: it has failed before")
+            continue
         provider = env.deps.provider(each)
         probe = await provider.probe()
         why = _unfit(probe, image, adopting=adopting)

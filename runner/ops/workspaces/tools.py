@@ -6,9 +6,10 @@ in that time. Its journal says which tools were called, and not with what.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -20,13 +21,16 @@ from runner.core.errors import LeaseError, RunnerError, ToolNotEnabled, ToolStop
 from runner.core.nurseries import unwrapping_groups
 from runner.events.events import ToolCalled
 from runner.ops.tools import TOOLS
+from runner.ops.tools._sandbox import Outputs, Sandbox
 from runner.ops.workspaces.create_checks import require_isolation
 from runner.ops.workspaces.exec import protected_paths
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.ops.workspaces.workspaces import own_workspace, require_ready, use_of
-from runner.ports.provider import SandboxSpec, Workspace
+from runner.ports.provider import SandboxSpec
 from runner.ports.store import WorkspaceRow
 
+TOGETHER = 0.1  # seconds between writes of the journal
+UNWRITTEN = 100  # calls that may wait to be written to the journal
 IDLE = 60.0  # seconds that a workspace stays open without a call
 SERVE = "serve"  # the command that keeps a workspace open for calls
 
@@ -44,27 +48,32 @@ def require_tool(row: WorkspaceRow, name: str) -> None:
         raise ToolNotEnabled(f"Tool '{name}' is not enabled for this agent type", hint=hint)
 
 
+def outputs_of(env: WorkspaceEnv, id: str) -> Outputs:
+    """Return the long outputs of a workspace's commands, which go when it does."""
+    return Outputs(env.folder(id) / "outputs")
+
+
 class OpenWorkspace(Struct, eq=False):
     """A workspace that is open for tool calls."""
 
-    held: HeldWorkspace
-    workspace: Workspace
+    row: WorkspaceRow
+    sandbox: Sandbox
+    journal: trio.MemorySendChannel[ToolCalled]
 
     async def call(self, name: str, arguments: Struct, *, by: str = "") -> Struct:
-        """Call a tool and return its result. Raises what it raises; what was begun is written to the journal."""
+        """Call a tool and return its result. Raises what it raises; what was begun will be in the journal."""
         begun = trio.current_time()
         outcome = "stopped"
         try:
             with unwrapping_groups():
-                result: Struct = await tool(name).call(self.workspace, arguments)
+                result: Struct = await tool(name).call(self.sandbox, arguments)
             outcome = "ok"
         except RunnerError as error:
             outcome = error.code
             raise
         finally:
             with trio.CancelScope(shield=True):
-                called = ToolCalled(name, outcome, round((trio.current_time() - begun) * 1000), by)
-                await self.held.write(called, use_of(self.held.env.settings))
+                await self.journal.send(ToolCalled(name, outcome, round((trio.current_time() - begun) * 1000), by))
         return result
 
 
@@ -84,8 +93,22 @@ async def open_for_tools(
         if isolated:
             require_isolation(await provider.probe())
         spec = SandboxSpec(protected=await protected_paths(env, held.row))
-        async with provider.open(handle, spec) as workspace:
-            yield OpenWorkspace(held, workspace)
+        journal, calls = trio.open_memory_channel[ToolCalled](UNWRITTEN)
+        async with provider.open(handle, spec) as workspace, trio.open_nursery() as nursery:
+            nursery.start_soon(_write_journal, held, calls)
+            with journal:
+                yield OpenWorkspace(held.row, Sandbox(workspace, outputs_of(env, row.id)), journal)
+
+
+async def _write_journal(held: HeldWorkspace, calls: trio.MemoryReceiveChannel[ToolCalled]) -> None:
+    """Write calls until there will be no more, ten times a second at most: none waits for the disk."""
+    written = -math.inf
+    with trio.CancelScope(shield=True):
+        async for call in calls:
+            await trio.sleep_until(written + TOGETHER)
+            written = trio.current_time()
+            more = [calls.receive_nowait() for _ in range(calls.statistics().current_buffer_used)]
+            await held.write(call, *more, use_of(held.env.settings))
 
 
 class _Kept(Struct, eq=False, kw_only=True):
@@ -105,14 +128,16 @@ class KeptWorkspaces:
         self._kept: dict[str, _Kept] = {}
         self._opening: defaultdict[str, trio.Lock] = defaultdict(trio.Lock)
 
+    def row(self, id: str) -> WorkspaceRow | None:
+        """Return a workspace that is open: of what it is and belongs to, nothing changes in that time."""
+        kept = self._kept.get(id)
+        return None if kept is None or kept.closing.is_set() else kept.opened.row
+
     async def call(self, row: WorkspaceRow, name: str, arguments: Struct, *, by: str) -> Any:
         """Call a tool in its turn. Raises ``ToolStopped`` when the workspace is closed before the call has ended."""
         require_tool(row, name)
         while True:
-            async with self._opening[row.id]:
-                kept = self._kept.get(row.id)
-                if kept is None:
-                    kept = self._kept[row.id] = await self._nursery.start(self._keep, row.id)
+            kept = await self._open(row.id)
             async with kept.turn:
                 if not kept.closing.is_set():
                     with trio.CancelScope() as kept.work:
@@ -120,6 +145,18 @@ class KeptWorkspaces:
                     message = f"the call of `{name}` was ended: workspace `{row.id}` is being stopped or destroyed"
                     raise ToolStopped(message)
             await kept.closed.wait()
+
+    async def open(self, id: str) -> None:
+        """Open a workspace before the first call. If it cannot be, that call says why."""
+        with suppress(RunnerError):
+            await self._open(id)
+
+    async def _open(self, id: str) -> _Kept:
+        async with self._opening[id]:
+            kept = self._kept.get(id)
+            if kept is None:
+                kept = self._kept[id] = await self._nursery.start(self._keep, id)
+        return kept
 
     async def _call(self, kept: _Kept, name: str, arguments: Struct, by: str) -> Any:
         try:

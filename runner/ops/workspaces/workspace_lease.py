@@ -13,11 +13,13 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.artifacts.history import FILE, add_events, event_line
 from runner.artifacts.layout import write
@@ -90,11 +92,12 @@ async def open_workspace_env(
     """Open the workspaces of a ``RUNNER_HOME``. Raises what opening its store raises."""
     make_home(settings)
     async with open_state(settings) as store:
+        deps = dependencies_of(settings, store)
         with unwrapping_groups():
             yield WorkspaceEnv(
                 settings=settings,
                 store=store,
-                deps=dependencies_of(settings, store),
+                deps=replace(deps, provider=cache(deps.provider)),  # of which one may have been given a warm sandbox
                 advise=advise,
                 lease_seconds=lease_seconds,
             )

@@ -32,18 +32,26 @@ from runner.core.errors import (
     WorkspaceState,
 )
 from runner.core.home import workspace_directory
-from runner.core.model import DEFAULT_PROJECT, Handle, Limits, SavedWork, Violation, WorkspaceStatus
+from runner.core.model import DEFAULT_PROJECT, Feature, Handle, Limits, SavedWork, SlotKey, Violation, WorkspaceStatus
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings
 from runner.events import events as ev
-from runner.lifecycle.workspace import check_limit, hint
+from runner.lifecycle.workspace import hint
 from runner.manifest.load import defaults
 from runner.manifest.repository import FILE, FILE_BYTES
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import agents_file
 from runner.ops.tools import unknown_tools
-from runner.ops.workspaces.create_checks import adoptable, choose_provider, limits_of, require_isolation, status_of
+from runner.ops.workspaces.capacity import require_room
+from runner.ops.workspaces.create_checks import (
+    ChosenProvider,
+    adoptable,
+    choose_provider,
+    limits_of,
+    require_isolation,
+    status_of,
+)
 from runner.ops.workspaces.leases import LeaseState, ask_to_end, read_states
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.policy.paths import PathPolicy
@@ -71,7 +79,8 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
 
     ``image`` is the system that its commands see, on providers that have images. ``tools`` are those that may be called
     in it, ``None`` for all. ``limits`` hold instead of the server's defaults, or the provider is refused.
-    ``isolated`` refuses a provider that does not isolate.
+    ``isolated`` refuses a provider that does not isolate. A ``warm`` one takes the sandbox of a warm pool, if there is
+    one that fits. ``id`` is the one that a ``session`` has reserved for it. It hosts an ``mcp_server``.
     """
 
     path: Path | None = None
@@ -84,6 +93,10 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
     tools: tuple[str, ...] | None = None
     limits: Limits = Limits()
     isolated: bool = False
+    warm: bool = False
+    id: str | None = None
+    session: str | None = None
+    mcp_server: str | None = None
 
 
 class RemovedWorkspace(Struct, frozen=True, kw_only=True):
@@ -158,11 +171,22 @@ async def own_workspace(env: WorkspaceEnv, text: str) -> WorkspaceRow:
 # --- making ----------------------------------------------------------------------------------------
 
 
+def new_id() -> str:
+    return str(UUID(bytes=secrets.token_bytes(16), version=4))
+
+
 Prepare = Callable[[HeldWorkspace, Provider, Handle], Awaitable[None]]
 
 
-async def create(env: WorkspaceEnv, options: WorkspaceOptions, prepare: Prepare | None = None) -> WorkspaceRow:
+async def create(
+    env: WorkspaceEnv,
+    options: WorkspaceOptions,
+    prepare: Prepare | None = None,
+    chosen: ChosenProvider | None = None,
+) -> WorkspaceRow:
     """Make a workspace, ready for use once it is prepared. On failure or cancellation it is removed again.
+
+    It is made by the ``chosen`` provider, or the first that fits.
 
     Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
     ``IsolationTooWeak``, ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
@@ -175,10 +199,11 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions, prepare: Prepare 
         raise unknown
     settings = env.settings
     rows = await env.store.workspaces()
-    check_limit(settings.max_workspaces, rows)
+    await require_room(env.store, settings.max_workspaces, options.id)
     path = adoptable(settings, options.path, rows) if options.path else None
     project = await env.store.project(options.project) if options.project is not None else None
-    chosen = await choose_provider(env, options.provider, options.image, adopting=path is not None)
+    if chosen is None:
+        chosen = await choose_provider(env, options.provider, options.image, adopting=path is not None)
     if options.isolated:
         require_isolation(chosen.probe)
     git = env.deps.git
@@ -200,8 +225,10 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions, prepare: Prepare 
         not_enforced=not_enforced,
         image=chosen.image,
         tools=options.tools,
+        session=options.session,
+        mcp_server=options.mcp_server,
     )
-    id = str(UUID(bytes=secrets.token_bytes(16), version=4))
+    id = options.id or new_id()
     row = WorkspaceRow(
         id=id,
         provider=chosen.provider.name,
@@ -213,10 +240,12 @@ async def create(env: WorkspaceEnv, options: WorkspaceOptions, prepare: Prepare 
     )
     async with hold(env, row, "create", intent=requested) as held:
         try:
-            check_limit(settings.max_workspaces, await env.store.workspaces(), id)
+            await require_room(env.store, settings.max_workspaces, id)
             if chosen.image is not None and options.image is not None and isinstance(chosen.provider, Images):
                 await chosen.provider.pull(chosen.image, options.image)
-            await _make(held, chosen.provider, project, tip, prepare)
+            await _make(
+                held, chosen.provider, project, tip, prepare, pool=slot_key(chosen, limits) if options.warm else None
+            )
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await _end(held, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
@@ -230,6 +259,8 @@ async def _make(
     project: ProjectRow | None,
     tip: ResolvedRef | None,
     prepare: Prepare | None,
+    *,
+    pool: SlotKey | None,
 ) -> None:
     row, env = held.row, held.env
     shared = project is not None and not project.workspace_isolation and row.path is None
@@ -243,7 +274,8 @@ async def _make(
         tree=Path(row.path) if row.path else None,
         image=row.image,
     )
-    handle = await provider.create(request)
+    handle = await _take_warm(held, provider, pool, request) if pool is not None and not shared else None
+    handle = handle or await provider.create(request)
     await held.write(ev.WorkspaceStatusChanged(S.PROVISIONING))
     base = await _fill(held, handle, tip)
     if base is not None:
@@ -257,6 +289,25 @@ async def _make(
     if prepare is not None:
         await prepare(held, provider, handle)
     await held.write(ev.WorkspaceStatusChanged(S.READY))
+
+
+def slot_key(chosen: ChosenProvider, limits: Limits) -> SlotKey | None:
+    """Return the key of the slots that an empty workspace can come from, where there can be any."""
+    if not chosen.probe.enforces(Feature.WARM_POOL):
+        return None
+    return SlotKey(provider=chosen.provider.name, image=chosen.image, limits=limits)
+
+
+async def _take_warm(held: HeldWorkspace, provider: Provider, key: SlotKey, request: WorkspaceRequest) -> Handle | None:
+    """Take a workspace that was kept warm; a miss is counted, where somebody keeps a pool."""
+    found = await held.env.deps.warm(provider, key, request)
+    if isinstance(found, Handle):
+        await held.write(ev.SlotClaimed(request.id, str(found.slot)))
+        held.row = replace(held.row, slot=found.slot)
+        return found
+    if found is not None:
+        await held.write(ev.PoolMissed(request.id, found))
+    return None
 
 
 async def _fill(held: HeldWorkspace, handle: Handle, tip: ResolvedRef | None) -> str | None:

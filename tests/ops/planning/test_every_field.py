@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from runner.core.codec import plain
@@ -16,6 +17,7 @@ from runner.core.errors import Rejected
 from runner.core.settings import Settings
 from runner.manifest.load import kinds
 from runner.manifest.network import STEPS
+from runner.ops.mcp.manifests import HostedSpec, read_servers
 from runner.ops.planning.make_plan import make_plan
 from tests.support.situations import Project, git
 
@@ -44,7 +46,14 @@ def repeats(path: tuple[str, ...]) -> bool:
     return "inject" in path and path[:3] != ("workspace", "network", "inject") and path[-1] != "name"
 
 
-FIELDS = [(kind, ".".join(path)) for kind, spec in kinds().items() for path in leaves(spec) if not repeats(path)]
+SERVER = "McpServer"  # which plans know nothing of
+FIELDS = [
+    (kind, ".".join(path))
+    for kind, spec in kinds().items()
+    if kind != SERVER
+    for path in leaves(spec)
+    if not repeats(path)
+]
 
 INSTALL = {"run": "npm ci", "from": ["README"], "keep": ["node_modules"]}
 BASE: dict[str, dict[str, Any]] = {
@@ -109,6 +118,15 @@ INJECTED: dict[str, dict[str, Any]] = {
     "from.keyring.service": {"bearer": True, "from": {"keyring": {"service": "b", "user": "c"}}},
     "from.keyring.user": {"bearer": True, "from": {"keyring": {"service": "b", "user": "c"}}},
 }
+SOURCES: dict[str, dict[str, Any]] = {
+    "env": {"env": "B"},
+    "file": {"file": "b"},
+    "command": {"command": ["b"]},
+    "keyring.service": {"keyring": {"service": "b", "user": "c"}},
+    "keyring.user": {"keyring": {"service": "b", "user": "c"}},
+}
+HOOK = {"from": "github", "secret": {"env": "B"}, "events": ["push"]}
+TOLD = {"to": "json", "url": "https://a.example"}
 PRIVATE_HOST = {"host": "pypi.org", "private": True}
 
 # field: (where to put it in the base, a value that differs from what holds there)
@@ -180,6 +198,8 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("AgentType", "workspace.repo_source.branch"): (("workspace", "repo_source", "branch"), "other"),
     ("AgentType", "workspace.repo_source.depth"): (("workspace", "repo_source", "depth"), 1),
     ("AgentType", "workspace.repo_source.include_dirty"): (("workspace", "repo_source", "include_dirty"), True),
+    ("AgentType", "workspace.repo_source.submodules"): (("workspace", "repo_source", "submodules"), True),
+    ("AgentType", "workspace.repo_source.lfs"): (("workspace", "repo_source", "lfs"), True),
     ("AgentType", "workspace.checkout_on_start"): (("workspace", "checkout_on_start"), False),
     ("AgentType", "workspace.resource_limits.cpu"): (("workspace", "resource_limits"), {"cpu": "500m"}),
     ("AgentType", "workspace.resource_limits.memory"): (("workspace", "resource_limits"), {"memory": "1G"}),
@@ -255,6 +275,28 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("IncidentRun", "snapshot.allow_empty"): (("snapshot",), {"allow_empty": True}),
     ("IncidentRun", "debug"): (("debug",), True),
     **{
+        ("IncidentRun", f"webhook.{field}"): (("webhook",), HOOK | more)
+        for field, more in {
+            "from": {"from": "gitlab"},
+            "events": {"events": ["push", "pull_request.opened"]},
+            "labels": {"labels": {"a": "b"}},
+            "max_parallel": {"max_parallel": 2},
+            "per_hour": {"per_hour": 2},
+            **{f"secret.{name}": {"secret": source} for name, source in SOURCES.items()},
+        }.items()
+    },
+    **{
+        ("IncidentRun", f"notify.{field}"): (("notify",), [TOLD | more])
+        for field, more in {
+            "to": {"to": "slack"},
+            "url": {"url": "https://b.example"},
+            "states": {"states": ["running"]},
+            "private": {"private": True},
+            **{f"secret.{name}": {"secret": source} for name, source in SOURCES.items()},
+            **{f"url_from.{name}": {"url": None, "url_from": source} for name, source in SOURCES.items()},
+        }.items()
+    },
+    **{
         (kind, ".".join((*path, *step, "allow", field))): ((*path, *step), {"allow": [PRIVATE_HOST]})
         for kind, path in (("AgentType", ("workspace", "network")), ("Policy", ("network",)))
         for step in ((), *((name,) for name in STEPS))
@@ -271,6 +313,36 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     },
     **{("NetworkSet", f"allow.{field}"): (("allow",), [PRIVATE_HOST]) for field in PRIVATE_HOST},
     ("IncidentRun", "timeout"): (("timeout",), "7s"),
+}
+
+# of a server: what differs from the base
+SERVER_CHANGES: dict[str, dict[str, Any]] = {
+    "command": {"command": ["other"]},
+    "image": {"image": "node:22"},
+    "provider": {"provider": "docker"},
+    "toolchains": {"toolchains": ["/opt/node"]},
+    "stdio_bridge.timeout": {"stdio_bridge": {"timeout": "7s"}},
+    "stdio_bridge.sampling": {"stdio_bridge": {"sampling": "pass"}},
+    "stdio_bridge.elicitation": {"stdio_bridge": {"elicitation": "pass"}},
+    "env": {"env": {"A": "b"}},
+    "secrets.name": {"secrets": [{"name": "B", "from": {"env": "B"}}]},
+    "secrets.as": {"secrets": [{"name": "A", "from": {"env": "B"}, "as": "file"}]},
+    **{f"secrets.from.{name}": {"secrets": [{"name": "A", "from": source}]} for name, source in SOURCES.items()},
+    **{f"network.allow.{field}": {"network": {"allow": [PRIVATE_HOST]}} for field in PRIVATE_HOST},
+    **{
+        f"network.inject.{field}": {
+            "network": {"allow": ["a.test"], "inject": [{"name": "A", "host": "a.test", "from": {"env": "B"}, **more}]}
+        }
+        for field, more in INJECTED.items()
+    },
+    "tools": {"tools": ["search"]},
+    "restart": {"restart": "always"},
+    "resource_limits.cpu": {"resource_limits": {"cpu": 1}},
+    "resource_limits.memory": {"resource_limits": {"memory": "1G"}},
+    "resource_limits.disk": {"resource_limits": {"disk": "1G"}},
+    "resource_limits.pids": {"resource_limits": {"pids": 77}},
+    "health.interval": {"health": {"interval": "7s"}},
+    "health.timeout": {"health": {"timeout": "7s"}},
 }
 
 ORIGINS = ("origin", "origins")
@@ -399,3 +471,17 @@ async def test_what_a_provider_can_not_enforce_is_an_error_that_names_it(stage: 
     lenient = {"resource_limits": {"disk": "1G", "enforcement": "best_effort"}}
     agent = {**BASE["AgentType"], "workspace": {**workspace, **lenient}}
     assert "disk 1G: not enforced by process" in await outcome(stage, {**BASE, "AgentType": agent})
+
+
+async def test_every_field_of_a_server_changes_what_is_hosted(project: Project) -> None:
+    async def hosted(**spec: Any) -> HostedSpec:
+        document = {"apiVersion": "runner/v1", "kind": SERVER, "metadata": {"name": "docs"}}
+        file = project.folder / "docs.runner.yaml"
+        file.write_text(json.dumps({**document, "spec": {"command": ["docs"], **spec}}))
+        return replace((await read_servers(file, project.settings()))["docs"], digest="")
+
+    assert {*SERVER_CHANGES} == {".".join(path) for path in leaves(kinds()[SERVER])}
+    base = await hosted()
+    found = {field: await hosted(**change) for field, change in SERVER_CHANGES.items()}
+
+    assert [field for field, spec in found.items() if spec == base] == []

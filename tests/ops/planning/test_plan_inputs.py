@@ -135,7 +135,7 @@ UNDECIDING = {  # fields that are no inputs: their content is, they follow from 
         ),
         *("base_image", "pull"),
     },
-    "clone": {"path", "policies", "within"},
+    "clone": {"path", "policies", "untrusted", "within"},
     "dependencies": {"untrusted"},
     "setup": {"command_seconds"},
     "preload": {"baseline_seconds"},

@@ -56,6 +56,21 @@ def found(project: Project, *arguments: str) -> dict[str, str]:
     return {Path(kept["path"]).name: kept["verdict"] for kept in json.loads(done.out)["found"]}
 
 
+def test_what_a_server_was_sent_goes_when_nothing_has_used_it_for_long(project: Project) -> None:
+    project.script("true")
+    project.apply()
+    sent = [project.home / "state" / place for place in ("uploads/a/.runner", "plans/b.json", "incidents/c/output")]
+    for path in sent:
+        path.mkdir(parents=True)
+    kept = [path.parent if path.name != "b.json" else path for path in sent]
+    assert found(project) == {}
+    for path in kept:
+        set_age(path, 31)
+
+    assert found(project) == dict.fromkeys(("a", "b.json", "c"), "stale")
+    assert not any(path.exists() for path in kept)
+
+
 def test_what_ended_runs_keep_goes_after_the_retention_and_the_journal_stays(
     project: Project, repository: Path
 ) -> None:

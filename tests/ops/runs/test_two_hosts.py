@@ -162,3 +162,28 @@ def test_a_workspace_that_a_command_runs_in_elsewhere_is_left_to_it(hosts: tuple
     assert [done.code for done in dead] == [5, 5, 5], "its files are not there"
     assert there.runner("recover").out == "nothing to recover\n"
     assert here.runner("workspace", "destroy", id, "--discard").code == 0
+
+
+@pytest.mark.scenario("BEY-20", only="several hosts share one PostgreSQL store")
+@pytest.mark.slow
+def test_a_run_is_cancelled_from_another_host(hosts: tuple[Project, Project]) -> None:
+    here, there = hosts
+    with run_in_agent(here) as (runner, run):
+        told = there.runner("runs", "cancel", run)
+        runner.wait(60)
+
+        assert (told.code, told.out) == (0, f"run {run} was told to stop\n")
+        assert there.json("runs", "list")[0]["status"] == "cancelled"
+        again = there.runner("runs", "cancel", run)
+        assert (again.code, f"run `{run}` has ended" in again.err) == (5, True)
+        assert leftovers(here.home) == []
+
+
+def test_a_run_without_a_runner_is_not_waited_for(hosts: tuple[Project, Project]) -> None:
+    here, _ = hosts
+    with run_in_agent(here) as (runner, run):
+        kill(runner)
+
+        refused = here.runner("runs", "cancel", run)
+
+        assert (refused.code, f"`runner recover {run}` ends it" in refused.err) == (5, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,11 +12,12 @@ import trio
 
 from runner.core.errors import RunnerError
 from runner.events.events import ToolCalled
+from runner.ops.tools._sandbox import KEPT
 from runner.ops.tools.edit import Arguments as Edit
 from runner.ops.tools.edit import edited
 from runner.ops.tools.glob import Pattern
 from runner.ops.workspaces import workspaces as ws
-from runner.ops.workspaces.tools import KeptWorkspaces, OpenWorkspace, open_for_tools, tool
+from runner.ops.workspaces.tools import KeptWorkspaces, OpenWorkspace, open_for_tools, outputs_of, tool
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.store import WorkspaceRow
@@ -141,6 +143,110 @@ async def test_what_is_long_is_cut_with_its_size(env: WorkspaceEnv) -> None:
     assert rest.content.startswith(f"{read.next_offset}\n")
     assert (zero.is_binary, zero.content, zero.file_size) == (True, "", 300_000)
     assert edited.content == "99999.5\n100000\n"
+
+
+@pytest.mark.parametrize(
+    "provider", ["local", pytest.param("docker", marks=[dockerd.DOCKER.mark, pytest.mark.nightly])]
+)
+async def test_a_shell_goes_on_where_its_last_call_ended(env: WorkspaceEnv, provider: str) -> None:
+    row = await create(env, provider)
+
+    async def say(command: str, **more: Any) -> tuple[int | None, str]:
+        done = await call(opened, "bash", command=command, shell="work", **more)
+        return done.exit_code, done.stdout
+
+    async with open_for_tools(env, row.id, "test") as opened:
+        assert await say("mkdir -p 'a b'; cd 'a b'; export TEXT='one\n  \"two\" $x `y`'; false") == (1, "")
+        assert await say('echo "$PWD $TEXT"') == (0, '/workspace/a b one\n  "two" $x `y`\n')
+        assert await say("export TEXT=3; exit 4") == (4, "")
+        assert await say("export TEXT=lost; cd /; echo begun; sleep 300 & wait", timeout_ms=1000) == (None, "begun\n")
+        assert await say("set -eu; echo $TEXT; cat; false; echo never") == (1, "3\n")
+        assert await say("unset TEXT; pwd; ls -A", workdir=".") == (0, "/workspace\n.git\na b\n")
+        assert (await call(opened, "bash", command="echo $TEXT$PWD")).stdout == "/workspace\n"
+        assert await call(opened, "bash", command="pwd", shell="other", workdir="a b") == await call(
+            opened, "bash", command="pwd", shell="other"
+        )
+        assert await say("cd 'a b'; mv -T \"$PWD\" ../gone; echo $?") == (0, "0\n")
+        assert await say("pwd; echo ${TEXT-unset}") == (0, "/workspace\nunset\n")
+    async with open_for_tools(env, row.id, "test") as opened:
+        await say("cd /tmp; TEXT=kept; greet() { echo hello $TEXT; }")
+    async with open_for_tools(env, row.id, "test") as opened:
+        if provider == "local":  # which has bash
+            assert await say("greet; pwd") == (0, "hello kept\n/tmp\n")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"command": "true", "shell": "../x"}, tool("bash").Arguments)
+
+
+async def test_the_whole_of_a_long_output_is_kept_for_a_while(env: WorkspaceEnv) -> None:
+    row = await create(env)
+    outputs = outputs_of(env, row.id)
+    async with open_for_tools(env, row.id, "test") as opened:
+        short = await call(opened, "bash", command="seq 10000")
+        long = await call(opened, "bash", command="seq 100000; head -c 17000000 /dev/zero >&2")
+        whole = outputs.find(long.stdout_handle)
+        assert (short.stdout_handle, short.truncated) == (None, False)
+        assert whole.read_text() == "".join(f"{n}\n" for n in range(1, 100_001))
+        assert (outputs.find(long.stderr_handle).stat().st_size, long.stderr_bytes) == (16 << 20, 17_000_000)
+        for _ in range(KEPT - 1):
+            await call(opened, "bash", command="seq 20000")
+        assert len([*outputs.folder.iterdir()]) == KEPT
+        for handle in (whole.name, "../lease", ""):
+            with pytest.raises(RunnerError, match="there is no output"):
+                outputs.find(handle)
+    await ws.destroy(env, row.id, discard=True)
+    assert not outputs.folder.exists()
+
+
+SWAPS = """
+while :; do
+    ln -sT /tmp/out next; mv -T next in; ln -sT real next; mv -T next in
+    ln -sT /tmp/out/file real/next; mv -T real/next real/file; echo inside >real/next; mv -T real/next real/file
+done
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("tries", [100_000])
+async def test_no_swap_of_directories_and_links_leads_a_tool_outside(env: WorkspaceEnv, tries: int) -> None:
+    """Others swap in the same sandbox as fast as they can; what tools find and change is inside all the same."""
+    row = await create(env)
+    async with open_for_tools(env, row.id, "test") as opened:
+        await call(opened, "bash", command="mkdir real /tmp/out; echo outside >/tmp/out/file; ln -s real in")
+        codes: Counter[str] = Counter()
+
+        async def swap() -> None:
+            await opened.sandbox.workspace.run(["sh", "-c", SWAPS])
+
+        async def attempt(number: int) -> None:
+            match number % 5:
+                case 0:
+                    found = await call(opened, "write", file_path=f"in/{number % 7 or 'file'}", content="inside\n")
+                case 1:
+                    found = await call(opened, "edit", file_path="in/file", old_string="inside", new_string="inside.")
+                case 2:
+                    found = await call(opened, "grep", pattern="side", path="in")
+                    assert isinstance(found, tuple) or all(one.line.startswith("inside") for one in found.matches)
+                case 3:
+                    found = await call(opened, "write", file_path=f"in/new/{number % 7}/x", content="inside\n")
+                case _:
+                    found = await call(opened, "read", file_path="in/file")
+                    assert isinstance(found, tuple) or found.content.startswith("inside"), found
+            codes[found[0] if isinstance(found, tuple) else "ok"] += 1
+
+        async with trio.open_nursery() as swapping:
+            swapping.start_soon(swap)
+            for start in range(0, tries, 8):
+                async with trio.open_nursery() as tools:
+                    for number in range(start, start + 8):
+                        tools.start_soon(attempt, number)
+            swapping.cancel_scope.cancel()
+        left = await call(opened, "bash", command="cat /tmp/out/*; ls -A /tmp/out")
+    assert left.stdout == "outside\nfile\n"
+    assert codes.total() == tries
+    assert codes["ok"] > tries / 20, codes
+    assert codes["tool.outside"] > 0, codes
+    print(f"{tries:,} tries:", dict(codes))
 
 
 async def test_a_tool_that_is_not_enabled_is_refused_in_the_words_of_the_document(env: WorkspaceEnv) -> None:

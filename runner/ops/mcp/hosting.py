@@ -1,0 +1,427 @@
+"""Hosting of MCP servers: each in a persistent sandbox, started with the host, and anew when it has crashed.
+
+A server is hosted by one process, which holds the lease of its workspace. Its files stay from start to start.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+from msgspec.structs import asdict, replace
+
+from runner.core.errors import LeaseError, McpServerUnhealthy, RunnerError, WorkspaceLost
+from runner.core.model import Exit, WorkspaceStatus
+from runner.core.nurseries import unwrapping_groups
+from runner.core.plural import plural
+from runner.core.redact import Redactor
+from runner.core.sanitize import sanitize
+from runner.events import events as ev
+from runner.lifecycle.restart import STEPS, Restarts
+from runner.manifest.load import files
+from runner.ops.mcp import records
+from runner.ops.mcp.bridge import Bridge, Message, ServerRefused, ServerSilent
+from runner.ops.mcp.manifests import STEP, HostedSpec, read_servers
+from runner.ops.mcp.records import HostedRecord
+from runner.ops.planning.host_paths import lend_toolchains
+from runner.ops.runs.secret_values import make_redactor, read_secret
+from runner.ops.workspaces import workspaces as ws
+from runner.ops.workspaces.create_checks import choose_provider, limits_of, require_isolation
+from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
+from runner.ops.workspaces.workspaces import WorkspaceOptions
+from runner.ports.network import Credential, EgressConnection
+from runner.ports.provider import Process, SandboxSpec, Workspace
+from runner.ports.store import WorkspaceRow
+from runner.runtime.network import open_way
+from runner.runtime.secrets import give
+
+HOST = "mcp"  # the command that holds the workspace of a server
+GRACE = 30.0  # seconds between SIGTERM and SIGKILL
+MISSES = 3  # looks in turn that a server may leave unanswered
+LOOK_SECONDS = 1.0  # between looks at what people ask for, and at the manifests
+TOLD_SECONDS = 60.0  # between warnings in the journal about what a server should not do
+LOG = "mcp.log"  # in the workspace's own directory, which the server never sees
+LOG_BYTES = 1 << 20  # after which a log becomes the old one, of which there is one
+_DRAIN = 2.0  # seconds for what is left in its pipes
+_IDLE = ("ended", "failed", "approval")
+
+
+class HostedServer:
+    """One server. ``state`` is ``starting``, ``ready``, ``unhealthy``, ``waiting``, ``ended``, ``failed``, or
+    ``approval`` when its image has changed.
+    """
+
+    def __init__(self, env: WorkspaceEnv, spec: HostedSpec) -> None:
+        self.env, self.spec = env, spec
+        self.bridge = Bridge(spec.bridge, self._approve, self._tell)
+        self.record = HostedRecord(name=spec.name)
+        self._redactor: Redactor = make_redactor(env.settings)
+        self._stream, self._at_line = self._redactor.stream(), True
+        self._restarts = Restarts(random.random)
+        self._again = trio.Event()  # a person wants it to be started anew
+        self._events, _ = trio.open_memory_channel[ev.Event](math.inf)
+        self._told = -math.inf
+        self._unhealthy = ""
+        self._killed = 0  # processes of this start, for lack of memory
+        self._held: HeldWorkspace | None = None
+        self.gone = trio.Event()
+
+    async def run(self, scope: trio.CancelScope) -> None:
+        """Host the server until ``scope`` is cancelled; then it has its grace."""
+        try:
+            with scope:
+                while True:
+                    try:
+                        with unwrapping_groups():
+                            await self._host()
+                    except RunnerError as error:
+                        self.env.advise(error)
+                        if not isinstance(error, LeaseError):  # else another process writes how it is
+                            await self._become("failed", error.message)
+                    await self._again.wait()
+        finally:
+            self.gone.set()
+
+    async def look(self, record: HostedRecord) -> None:
+        """Do what a person has asked for since the last look."""
+        before, self.record = self.record, replace(self.record, approved=record.approved, restarts=record.restarts)
+        if record.restarts != before.restarts or (self.record.state == "approval" and record.approved.image):
+            self._again.set()
+        elif record.approved != before.approved:
+            self.bridge.relist.set()
+
+    async def _become(self, state: str, detail: str = "", **more: object) -> None:
+        """Record how the server is."""
+        self.bridge.state = f"is {state}" + (f": {detail}" if detail else "")
+        since, text = await self.env.store.now(), self._redactor.text(sanitize(detail))
+
+        def changed(one: HostedRecord) -> HostedRecord:
+            return replace(one, state=state, detail=text, since=since, crashes=self.record.crashes, **more)
+
+        self.record = await records.change(self.env.store, self.spec.name, changed)
+
+    def _tell(self, what: str) -> None:
+        """Note something that the server should not do."""
+        self._write_log(f"-- {what}")
+        if trio.current_time() - self._told > TOLD_SECONDS:
+            self._told = trio.current_time()
+            self._events.send_nowait(ev.WarningIssued("mcp.unhealthy", self._redactor.text(what), STEP))
+        self._unhealthy = what
+
+    # --- its workspace -------------------------------------------------------------------------------
+
+    async def _host(self) -> None:
+        self._again = trio.Event()
+        row = await self._workspace()
+        if row is None:
+            return
+        async with hold(self.env, row, HOST) as held:
+            self._held = held
+            self._events, journal = trio.open_memory_channel[ev.Event](math.inf)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_journal, held, journal)
+                with self._events:
+                    try:
+                        await self._become("starting", workspace=row.id)
+                        await self._serve(held)
+                    finally:
+                        if trio.current_effective_deadline() == -math.inf:  # an error as well may say so: a group
+                            with trio.CancelScope(shield=True):
+                                await self._become("stopped")
+
+    async def _workspace(self) -> WorkspaceRow | None:
+        """Return the server's workspace, a new one where there is none that fits; ``None`` without consent to it."""
+        spec, env = self.spec, self.env
+        chosen = await choose_provider(env, spec.provider, spec.image, adopting=False)
+        require_isolation(chosen.probe)
+        limits, _ = limits_of(env.settings, chosen.probe, spec.limits)
+        if not await self._may_use(chosen.image):
+            return None
+        for row in await env.store.workspaces():
+            if row.mcp_server != spec.name or not env.has(row):
+                continue
+            if (row.provider, row.image, row.limits) == (chosen.provider.name, chosen.image, limits):
+                return await ws.resume(env, row.id) if row.status is WorkspaceStatus.STOPPED else row
+            removed = await ws.destroy(env, row.id, reason="its manifest has changed")
+            if removed.saved is not None:
+                self._tell(f"its files of before are in {removed.saved}")
+        options = WorkspaceOptions(image=spec.image, limits=spec.limits, persistent=True, mcp_server=spec.name)
+        return await ws.create(env, options, chosen=chosen)
+
+    async def _may_use(self, image: str | None) -> bool:
+        """Tell whether the image is the one that was approved; the first one is."""
+
+        def seen(one: HostedRecord) -> HostedRecord:
+            approved = replace(one.approved, image=image) if one.approved.tools is None else one.approved
+            return replace(one, seen=replace(one.seen, image=image), approved=approved)
+
+        self.record = await records.change(self.env.store, self.spec.name, seen)
+        if self.record.approved.image == image:
+            return True
+        await self._become("approval", "its image has changed")
+        return False
+
+    async def _approve(self, tools: list[Message]) -> dict[str, Message]:
+        """Return the tools that are as they were approved; the first ones are."""
+        found = {str(tool["name"]): tool for tool in tools}
+
+        def seen(one: HostedRecord) -> HostedRecord:
+            approved = replace(one.approved, tools=found) if one.approved.tools is None else one.approved
+            return replace(one, seen=replace(one.seen, tools=found), approved=approved)
+
+        self.record = await records.change(self.env.store, self.spec.name, seen)
+        approved = self.record.approved.tools or {}
+        same = {name: tool for name, tool in found.items() if approved.get(name) == tool}
+        if len(same) < len(found):
+            self._write_log(f"-- {plural(len(found) - len(same), 'tool')} not as approved: runner mcp approve")
+        return same
+
+    # --- its process ---------------------------------------------------------------------------------
+
+    async def _serve(self, held: HeldWorkspace) -> None:
+        """Run the server, and anew when it has ended, until it is to stay so."""
+        while True:
+            self._again = trio.Event()
+            started = trio.current_time()
+            how, crashed = await self._run(held)
+            again = self._again.is_set()
+            if again:
+                pause: float | None = 0.0
+            elif self.spec.restart == "never" or (not crashed and self.spec.restart == "on-failure"):
+                pause = None
+            else:
+                pause = self._restarts.pause(started, trio.current_time())
+                self.record = replace(self.record, crashes=self.record.crashes + 1)
+            self._write_log(f"-- {how}" + (f"; again in {pause:.1f} s" if pause else ""))
+            self._events.send_nowait(ev.McpServerEnded(self._redactor.text(how), pause))
+            if pause is None:
+                await self._become("ended" if not crashed else "failed", how)
+                return
+            if pause >= STEPS[0]:
+                self._alert(how, pause)
+            await self._become("waiting" if pause else "starting", how)
+            with trio.move_on_after(pause):
+                await self._again.wait()
+
+    def _alert(self, how: str, pause: float) -> None:
+        text = f"MCP server `{self.spec.name}` crashes again and again: {how}; it is started anew in {pause:.0f} s"
+        self._events.send_nowait(ev.WarningIssued("mcp.crash-loop", self._redactor.text(text), STEP))
+        self.env.advise(McpServerUnhealthy(text, hint=f"runner mcp hosted logs {self.spec.name}"))
+
+    async def _run(self, held: HeldWorkspace) -> tuple[str, bool]:
+        """Run the server once. Return how it ended, and whether that was a crash."""
+        spec, variables = self.spec, self.env.settings.variables
+        lent = await lend_toolchains(spec.toolchains, variables, None)
+        secrets = {one.name: await read_secret(one, self.env.settings, self._redactor) for one in spec.secrets}
+        credentials = [Credential(one.injection, secrets[one.name]) for one in spec.secrets if one.injection]
+        provider, handle = await held.handle()
+        sandbox = SandboxSpec(toolchains=lent.toolchains, env={**lent.environment, **spec.env})
+        try:
+            with unwrapping_groups():
+                async with (
+                    provider.open(handle, sandbox) as workspace,
+                    self._way(workspace, credentials) as leading,
+                ):
+                    given: dict[str, str] = {}
+                    for one in spec.secrets:
+                        if one.injection is None:
+                            given |= await give(workspace, one.name, secrets[one.name], as_file=one.as_file)
+                    async with workspace.exec(spec.command, env={**leading, **given}, grace=GRACE) as process:
+                        return await self._talk(process)
+        except WorkspaceLost as error:
+            return error.message, True
+
+    @asynccontextmanager
+    async def _way(self, workspace: Workspace, credentials: list[Credential]) -> AsyncIterator[Mapping[str, str]]:
+        allowed = self.spec.network
+        if not allowed:
+            yield {}
+            return
+
+        def tell(one: EgressConnection) -> None:
+            self._events.send_nowait(ev.ConnectionEnded(step=STEP, **asdict(one)))
+
+        egress = self.env.deps.open_egress(allowed, tell, credentials)
+        async with open_way(egress, workspace, allowed) as variables:
+            yield variables
+
+    async def _talk(self, process: Process) -> tuple[str, bool]:
+        """Let clients talk with the process until it ends, answers no more, or is to be started anew."""
+        how: tuple[str, bool] | None = None
+        ended: Exit | None = None
+
+        def finish(text: str, *, crashed: bool = True) -> None:
+            nonlocal how
+            how = how or (text, crashed)
+            services.cancel_scope.cancel()
+
+        async def attach() -> None:
+            try:
+                await self.bridge.attach(process.stdin, process.stdout)
+                with trio.move_on_after(_DRAIN):
+                    await over.wait()
+                finish("closed its output")
+            except ServerRefused as error:
+                finish(str(error))
+
+        async def wait() -> None:
+            nonlocal ended
+            ended = await process.wait()
+            over.set()
+            with trio.move_on_after(_DRAIN):
+                await copied.wait()
+            finish(str(ended), crashed=not ended.ok)
+
+        async def again() -> None:
+            await self._again.wait()
+            finish("was asked to start anew", crashed=False)
+
+        async def copy() -> None:
+            await self._copy_log(process)
+            copied.set()
+
+        async def health() -> None:
+            finish(await self._watch(process))
+
+        self._killed = 0
+        over, copied = trio.Event(), trio.Event()
+        async with trio.open_nursery() as services:
+            for task in (attach, wait, again, copy, health):
+                services.start_soon(task)
+        self._tell_oom(process)
+        assert how is not None  # every way out says it
+        return how
+
+    async def _watch(self, process: Process) -> str:
+        """Look at a server again and again; return why it is to be ended."""
+        await self.bridge.ready.wait()
+        await self._become("ready")
+        self._events.send_nowait(ev.McpServerStarted(len(self.bridge.enabled())))
+        misses = 0
+        while True:
+            self._unhealthy = ""
+            await trio.sleep(self.spec.health_interval)
+            await process.count()
+            self._tell_oom(process)
+            try:
+                await self.bridge.ask("ping", {}, self.spec.health_timeout)
+                misses = 0
+            except ServerSilent as error:
+                misses += 1
+                self._tell(str(error))
+            except ServerRefused:
+                misses = 0  # it answers, if not this
+            if misses == MISSES:
+                return f"did not answer {MISSES} looks"
+            if bool(self._unhealthy) != (self.record.state == "unhealthy"):
+                await self._become("unhealthy" if self._unhealthy else "ready", self._unhealthy)
+
+    def _tell_oom(self, process: Process) -> None:
+        if process.oom_kills > self._killed:
+            more, self._killed = process.oom_kills - self._killed, process.oom_kills
+            self._events.send_nowait(ev.OomKilled(STEP, more))
+            self._tell(f"out of memory: {more} of its processes killed")
+
+    # --- what is written -----------------------------------------------------------------------------
+
+    async def _write_journal(self, held: HeldWorkspace, journal: trio.MemoryReceiveChannel[ev.Event]) -> None:
+        with trio.CancelScope(shield=True):
+            async for event in journal:
+                await held.write(event)
+
+    async def _copy_log(self, process: Process) -> None:
+        while chunk := await process.stderr.receive_some(1 << 16):
+            self._write(chunk)
+        self._log(self._stream.end())
+
+    def _write_log(self, line: str) -> None:
+        own = sanitize(line, 1000).encode() + b"\n"
+        self._write(own if self._at_line else b"\n" + own)
+
+    def _write(self, raw: bytes) -> None:
+        """Write to the log, but for what may be the beginning of a secret, which waits for what comes next."""
+        self._at_line = raw.endswith(b"\n")
+        self._log(self._stream.feed(raw))
+
+    def _log(self, raw: bytes) -> None:
+        if self._held is None or not raw:
+            return
+        log = self.env.folder(self._held.row.id) / LOG
+        with open(log, "ab") as file:
+            file.write(raw)
+            size = file.tell()
+        if size > LOG_BYTES:
+            os.replace(log, log.with_suffix(".old"))
+
+
+class Hosting:
+    """The servers of a manifest or a folder of them, whose changes are followed."""
+
+    def __init__(self, env: WorkspaceEnv, path: Path, specs: Mapping[str, HostedSpec]) -> None:
+        self.servers: dict[str, HostedServer] = {}
+        self._env, self._path, self._specs = env, path, specs
+        self._folder = os.path.abspath(path)
+        self._scopes: dict[str, trio.CancelScope] = {}
+
+    async def run(self) -> None:
+        """Host the servers until this is cancelled; each of them then has its grace, all at once."""
+        written = _written(self._path)
+        async with trio.open_nursery() as nursery:
+            await self._remove({one.name for one in await self._own()} - {*self._specs})
+            for spec in self._specs.values():
+                await self._start(spec, nursery)
+            while True:
+                await trio.sleep(LOOK_SECONDS)
+                try:
+                    for record in await self._own():
+                        if record.name in self.servers:
+                            await self.servers[record.name].look(record)
+                    if (now := _written(self._path)) != written:
+                        written = now
+                        await self._follow(await read_servers(self._path, self._env.settings), nursery)
+                except RunnerError as error:  # the servers go on as they are
+                    self._env.advise(error)
+
+    async def _own(self) -> list[HostedRecord]:
+        return [one for one in await records.list_hosted(self._env.store) if one.folder == self._folder]
+
+    async def _start(self, spec: HostedSpec, nursery: trio.Nursery) -> None:
+        await records.change(self._env.store, spec.name, lambda one: replace(one, folder=self._folder))
+        server = self.servers[spec.name] = HostedServer(self._env, spec)
+        self._scopes[spec.name] = trio.CancelScope()
+        nursery.start_soon(server.run, self._scopes[spec.name])
+
+    async def _follow(self, specs: Mapping[str, HostedSpec], nursery: trio.Nursery) -> None:
+        """Do what the manifests say now: start, end, and start anew what they say something else of."""
+        changed = [name for name, one in self.servers.items() if specs.get(name) != one.spec]
+        for name in changed:
+            self._scopes[name].cancel()
+        for name in changed:
+            await self.servers.pop(name).gone.wait()
+        await self._remove({*self._specs} - {*specs})
+        for spec in specs.values():
+            if spec.name not in self.servers:
+                await self._start(spec, nursery)
+        self._specs = specs
+
+    async def _remove(self, names: set[str]) -> None:
+        """Remove what is left of servers that no manifest names any more; their files are saved."""
+        for row in await self._env.store.workspaces():
+            if row.mcp_server in names and self._env.has(row):
+                await ws.destroy(self._env, row.id, reason="its manifest is gone")
+        for name in names:
+            await self._env.store.remove_entry(records.KIND, name)
+
+
+def _written(path: Path) -> list[tuple[str, int, int]]:
+    """Return what tells whether manifests have changed."""
+    try:
+        found = [(str(file), file.stat()) for file in files(path)]
+    except OSError:
+        return []
+    return [(name, status.st_mtime_ns, status.st_ino) for name, status in found]

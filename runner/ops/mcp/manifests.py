@@ -1,0 +1,134 @@
+"""Hosted servers as manifests describe them, read whole before any of them is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from runner.core.codec import digest
+from runner.core.errors import NothingToRun, Rejected
+from runner.core.hosts import NetworkSpec
+from runner.core.model import Limits
+from runner.core.sanitize import excerpt
+from runner.core.settings import Settings
+from runner.manifest.kinds.mcp_server import Spec
+from runner.manifest.load import Document, load
+from runner.manifest.network import TOOLS, AllowedHosts, HostList, hosts_of
+from runner.ops.mcp.bridge import BridgeOptions
+from runner.ops.planning.network_sets import Look, find_network_sets
+from runner.spec.document_faults import document_faults
+from runner.spec.model import SecretSpec
+from runner.spec.secrets import source_of
+
+STEP = "mcp"  # what events of the network name in place of a step
+
+
+class HostedSpec(Struct, frozen=True, kw_only=True):
+    """A server to host. ``digest`` is that of all that its manifest says."""
+
+    name: str
+    digest: str
+    command: tuple[str, ...]
+    image: str | None
+    provider: str | None
+    toolchains: tuple[str, ...]
+    env: dict[str, str]
+    secrets: tuple[SecretSpec, ...]
+    network: NetworkSpec
+    limits: Limits
+    restart: str
+    bridge: BridgeOptions
+    health_interval: float
+    health_timeout: float
+
+
+async def read_servers(path: Path, settings: Settings) -> dict[str, HostedSpec]:
+    """Return the servers of a manifest or folder by name. Raises ``Rejected`` with everything that is wrong."""
+    documents, found = load(path)
+    for document in documents:
+        found += document_faults(document)
+    servers = [document for document in documents if document.kind == "McpServer"]
+    if not servers and not found:
+        hint = "write a document of kind `McpServer`"
+        found.append(NothingToRun(f"`{excerpt(str(path))}` has no server to host", hint=hint))
+    if any(error.severity == "error" for error in found):
+        raise Rejected(found)
+    sets = await _network_sets(servers, documents, settings)
+    return {document.name: _server(document, sets) for document in servers}
+
+
+async def _network_sets(
+    servers: Sequence[Document], documents: Sequence[Document], settings: Settings
+) -> dict[str, NetworkSpec]:
+    """Return the hosts of each name that the networks of servers use."""
+    teams = {one.name: one.spec for one in documents if one.kind == "NetworkSet"}
+    names = _hosts([getattr(one.spec, "network", None) for one in servers])
+    used = names | _hosts([teams[name] for name in names & {*teams}])
+
+    async def read(name: str) -> bytes | None:
+        return None  # there is no repository
+
+    look = Look(variables=settings.variables, read=read, source=None)
+    tools = await find_network_sets(sorted(used & {*TOOLS}), look)
+    found = {
+        one.name: hosts_of(one, one.spec, sets=tools)
+        for one in documents
+        if isinstance(one.spec, HostList) and one.name in used
+    }
+    return {**found, **tools}
+
+
+def _hosts(networks: Sequence[object]) -> set[str]:
+    lists = [network.allow for network in networks if isinstance(network, HostList)]
+    return {one for allow in lists for one in allow if isinstance(one, str)}
+
+
+def _server(document: Document, sets: dict[str, NetworkSpec]) -> HostedSpec:
+    spec = document.spec
+    assert isinstance(spec, Spec)
+    network, limits = spec.network, spec.resource_limits
+    inject = network.inject or () if isinstance(network, AllowedHosts) else ()
+    secrets = [
+        SecretSpec(
+            name=one.name,
+            source=source_of(one.from_, document),
+            steps=(STEP,),
+            as_file=one.as_ == "file",
+            at=document.place("secrets", position, "from"),
+        )
+        for position, one in enumerate(spec.secrets)
+    ]
+    secrets += [
+        SecretSpec(
+            name=one.name,
+            source=source_of(one.from_, document),
+            steps=(STEP,),
+            as_file=False,
+            at=document.place("network", "inject", position, "from"),
+            injection=one.injection(document.origin("network", "inject", position)),
+        )
+        for position, one in enumerate(inject)
+    ]
+    bridge = spec.stdio_bridge
+    return HostedSpec(
+        name=document.name,
+        digest=digest(document.data),
+        command=tuple(spec.command),
+        image=spec.image,
+        provider=spec.provider,
+        toolchains=tuple(spec.toolchains),
+        env=spec.env,
+        secrets=tuple(secrets),
+        network=hosts_of(document, network, "network", sets=sets),
+        limits=Limits(limits.cpu, limits.memory, limits.disk, limits.pids),
+        restart=spec.restart,
+        bridge=BridgeOptions(
+            timeout=bridge.timeout,
+            passed=frozenset(one for one in ("sampling", "elicitation") if getattr(bridge, one) == "pass"),
+            tools=None if spec.tools is None else tuple(spec.tools),
+        ),
+        health_interval=spec.health.interval,
+        health_timeout=spec.health.timeout,
+    )

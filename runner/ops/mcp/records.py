@@ -1,0 +1,87 @@
+"""Records of hosted servers in the store: how each one is, what was approved of it, and what a person asks of it.
+
+The process that hosts a server writes how it is; a command of a person writes the rest, and the host looks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from runner.core.codec import decode, encode
+from runner.core.errors import UnknownMcpServer, nearest
+from runner.core.sanitize import excerpt
+from runner.ports.store import EntryRow, Reader, Store
+
+KIND = "mcp_server"
+
+
+class Approved(Struct, frozen=True, kw_only=True):
+    """Parts of a server that change only with a person's consent: its image, and its tools by name, as it has them."""
+
+    image: str | None = None
+    tools: dict[str, dict[str, Any]] | None = None
+
+
+class HostedRecord(Struct, frozen=True, kw_only=True):
+    """A hosted server. ``since`` is the time of its last change, in microseconds since the epoch, UTC.
+
+    ``folder`` has its manifest. ``seen`` is what it has, ``approved`` what was consented to. ``restarts`` counts those
+    that a person asked for, ``crashes`` those since the host has started.
+    """
+
+    name: str
+    state: str = "starting"
+    detail: str = ""
+    since: int = 0
+    folder: str = ""
+    workspace: str | None = None
+    crashes: int = 0
+    restarts: int = 0
+    seen: Approved = Approved()
+    approved: Approved = Approved()
+
+    @property
+    def pending(self) -> bool:
+        """Tell whether something of it waits for consent."""
+        return self.seen != self.approved
+
+
+async def list_hosted(store: Reader) -> list[HostedRecord]:
+    return sorted((decode(row.body, HostedRecord) for row in await store.entries(KIND)), key=lambda one: one.name)
+
+
+async def find_hosted(store: Reader, name: str) -> HostedRecord:
+    """Return a record. Raises ``UnknownMcpServer``."""
+    for row in await store.entries(KIND, name=name):
+        return decode(row.body, HostedRecord)
+    names = [row.name for row in await store.entries(KIND)]
+    raise UnknownMcpServer(f"there is no hosted server `{excerpt(name)}`", hint=nearest(name, names))
+
+
+async def change(store: Store, name: str, of: Callable[[HostedRecord], HostedRecord]) -> HostedRecord:
+    """Change a record, or make it, whoever else changes it meanwhile."""
+    while True:
+        rows = await store.entries(KIND, name=name)
+        before = decode(rows[0].body, HostedRecord) if rows else HostedRecord(name=name)
+        after = of(before)
+        if rows and after == before:
+            return before
+        body = encode(after).decode()
+        row = EntryRow(kind=KIND, name=name, body=body, version=rows[0].version if rows else 0)
+        if await store.put_entry(row) is not None:
+            return after
+
+
+async def ask_restart(store: Store, name: str) -> HostedRecord:
+    """Ask the host of a server to start it anew, also one that is not started any more. Raises ``UnknownMcpServer``."""
+    await find_hosted(store, name)
+    return await change(store, name, lambda one: replace(one, restarts=one.restarts + 1))
+
+
+async def approve(store: Store, name: str, seen: Approved) -> HostedRecord:
+    """Consent to what was ``seen`` of a server."""
+    return await change(store, name, lambda one: replace(one, approved=seen))
