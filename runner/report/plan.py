@@ -126,6 +126,14 @@ def facts(run: RunPlan) -> Iterator[str]:
     found += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
     yield "   ".join(found)
     yield f"longest path {' > '.join(run.worst_case()[0])}"
+    if (hook := run.webhook) is not None:
+        when = [*hook.events, *(f"{name}={value}" for name, value in hook.labels.items())] or ["every alert"]
+        bounds = f"{hook.max_parallel} at once, {hook.per_hour} an hour"
+        yield f"started by {hook.service}: {', '.join(when)}; {bounds} ({hook.origin})"
+    for one in run.messages:
+        where = one.url if one.url is not None else "a secret URL"
+        signed = ", signed" if one.signed_with else ""
+        yield f"tells {one.form} at {where}{signed}: {', '.join(one.states)} ({one.origin})"
     if run.cluster is not None:
         yield f"{_cluster(run.cluster)}{_written(run, 'cluster')}"
     elif "incident" in run.values:

@@ -22,9 +22,9 @@ def render_mermaid(plan: Plan) -> str:
         lines.append(f'  subgraph r{r}["{_mermaid(_title(run))}"]')
         for s, (title, detail) in enumerate(_labels(run)):
             lines.append(f'    r{r}s{s}["{_mermaid(title)}<br/>{_mermaid(detail)}"]')
-        lines += (f"    r{r}s{a} {'-->' if firm else '-.->'} r{r}s{b}" for a, b, firm in _edges(run))
+        lines += (f"    r{r}s{a} {'-->' if firm else '-.->'} r{r}s{b}" for a, b, firm in step_edges(run))
         lines.append("  end")
-    lines += (f"  r{a} --> r{b}" for a, b in _run_edges(plan))
+    lines += (f"  r{a} --> r{b}" for a, b in run_edges(plan))
     return "\n".join(lines)
 
 
@@ -35,9 +35,9 @@ def render_dot(plan: Plan) -> str:
         lines.append(f'  subgraph cluster_r{r} {{ label="{_dot(_title(run))}";')
         for s, (title, detail) in enumerate(_labels(run)):
             lines.append(f'    r{r}s{s} [label="{_dot(title)}\\n{_dot(detail)}"];')
-        lines += (f"    r{r}s{a} -> r{r}s{b}{'' if firm else ' [style=dotted]'};" for a, b, firm in _edges(run))
+        lines += (f"    r{r}s{a} -> r{r}s{b}{'' if firm else ' [style=dotted]'};" for a, b, firm in step_edges(run))
         lines.append("  }")
-    for a, b in _run_edges(plan):
+    for a, b in run_edges(plan):
         last = len(plan.runs[a].steps) - 1
         lines.append(f"  r{a}s{last} -> r{b}s0 [ltail=cluster_r{a}, lhead=cluster_r{b}];")
     lines.append("}")
@@ -52,7 +52,7 @@ def _labels(run: RunPlan) -> Iterator[tuple[str, str]]:
     return ((f"{step.id} {duration(step.deadline_seconds)}", step.what) for step in run.steps)
 
 
-def _edges(run: RunPlan) -> Iterator[tuple[int, int, bool]]:
+def step_edges(run: RunPlan) -> Iterator[tuple[int, int, bool]]:
     """Yield from, to, and whether it is a need; else it leads from the end of work to the start of finalizing."""
     number = {step.id: position for position, step in enumerate(run.steps)}
     for step in run.steps:
@@ -63,7 +63,7 @@ def _edges(run: RunPlan) -> Iterator[tuple[int, int, bool]]:
     yield from ((number[end], number[begin], False) for end in ends for begin in begins)
 
 
-def _run_edges(plan: Plan) -> Iterator[tuple[int, int]]:
+def run_edges(plan: Plan) -> Iterator[tuple[int, int]]:
     number = {run.name: position for position, run in enumerate(plan.runs)}
     return ((number[need], number[run.name]) for run in plan.runs for need in run.needs)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route as Path
 from starlette.routing import Router
 
+from runner.client.values import Advice
 from runner.core.codec import encode
 from runner.core.errors import (
     BadOrigin,
@@ -29,6 +30,7 @@ from runner.core.errors import (
     RunnerError,
     ServerBusy,
     ServerStopping,
+    TooManyRequests,
     Unauthorized,
     first_leaf,
 )
@@ -39,68 +41,120 @@ from runner.server.route import BASE, Call, Reply, Route, Server, read_body, rea
 MAX_BODY = 16 << 20  # bytes
 BODY_SECONDS = 30.0
 AT_ONCE = 200  # requests that are worked on
+BURST = 5.0  # seconds whose requests may come at once
+_TOKENS = 10_000  # whose requests are counted before those that rest are forgotten
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _ANYBODY = StoredToken(name="", scopes=(), created=0, sha256="")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Pages = Callable[["App"], Sequence[Path]]
 
 
 class App:
     """The ASGI application of a server."""
 
-    def __init__(self, server: Server, routes: tuple[Route, ...]) -> None:
-        self._server = server
+    def __init__(self, server: Server, routes: tuple[Route, ...], pages: Pages, *, rate: float) -> None:
+        self.server = server
+        self.routes = {(route.method, route.path): route for route in routes}
+        self._rate = _Rate(rate)
         self._room = trio.CapacityLimiter(AT_ONCE)
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
         paths = [Path(path, _Resource(self, methods)) for path, methods in by_path.items()]
+        paths += pages(self)
+        self._names: dict[object, str] = {path.endpoint: path.path for path in paths}
         self._router = Router(paths, default=self._no_route, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._router(scope, receive, send)  # the start of the server; there are no websockets
+            await self._router(scope, receive, send)  # there are no websockets
             return
+        began = trio.current_time()
+
+        async def count(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                route, seconds = self._names.get(scope.get("endpoint"), "none"), trio.current_time() - began
+                self.server.metrics.answered(scope["method"], route, message["status"], seconds)
+            await send(message)
+
         try:
-            _check_hosts(Request(scope), self._server.hosts)
-            await self._router(scope, receive, send)
+            _check_hosts(Request(scope), self.server.hosts)
+            await self._router(scope, receive, count)
         except RunnerError as error:
-            await problem(error)(scope, receive, send)
+            await problem(error)(scope, receive, count)
 
     async def _no_route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            _authorize(Request(scope), self._server)
+            await authorize(Request(scope), self.server)
             raise NoRoute(f"there is nothing at `{excerpt(scope['path'])}`", hint=f"{BASE}/openapi.json has all")
         await send({"type": "websocket.close", "code": 1008})
 
     async def answer(self, methods: dict[str, Route], request: Request) -> Any:
         """Do what a request asks for. Raises ``RunnerError`` for what was not done."""
         route = methods.get("GET" if request.method == "HEAD" else request.method)
-        token = _ANYBODY if route is not None and route.open else _authorize(request, self._server)
+        token = _ANYBODY if route is not None and route.open else await authorize(request, self.server)
         if route is None:
             raise NoMethod(f"`{excerpt(request.method)}` is not possible here", allowed=methods)
-        if self._server.stopping.is_set() and not route.open:
-            raise ServerStopping("the server is stopping", hint="ask again when it has started")
         query = read_query(request.query_params, route.query) if route.query is not None else None
-        body = read_body(await _read(request), route.body) if route.body is not None else None
+        if route.headers is not None:
+            read_query(request.headers, route.headers, "headers do")
+        body: Any = None
+        if route.raw_bytes:
+            body = await read_limited(request, most=route.raw_bytes)
+        elif route.body is not None:
+            body = read_body(await read_limited(request), route.body)
+        else:  # else who sends one, though none is wanted, would be cut off before the answer
+            await read_limited(request, None)
         call = Call(
-            server=self._server,
+            server=self.server,
             token=token,
             path=request.path_params,
             query=query,
             body=body,
             headers=request.headers,
         )
+        return _response(route, await self.do(route, call))
+
+    def admit(self, token: StoredToken) -> None:
+        """Count a request of a token. Raises ``ServerStopping`` and ``TooManyRequests``."""
+        if self.server.stopping.is_set():
+            raise ServerStopping("the server is stopping", hint="ask again when it has started")
+        self._rate.take(token.name)
+
+    async def do(self, route: Route, call: Call) -> Any:
+        """Do what a route does, while there is room for it. Raises ``ServerBusy`` and ``ServerStopping``."""
+        if not route.open:
+            self.admit(call.token)
         try:
             self._room.acquire_on_behalf_of_nowait(call)
         except trio.WouldBlock:
             raise ServerBusy(f"the server works on {AT_ONCE} requests already", hint="ask again later") from None
         try:
-            return _response(route, await route.handle(call))
+            return await route.handle(call)
         finally:
             self._room.release_on_behalf_of(call)
+
+
+class _Rate:
+    """Requests of each token, so many a second."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._used: dict[str, float] = {}  # the time up to which the requests of a token fill it
+
+    def take(self, name: str) -> None:
+        """Count a request. Raises ``TooManyRequests``."""
+        now = trio.current_time()
+        if len(self._used) > _TOKENS:
+            self._used = {one: until for one, until in self._used.items() if until > now - BURST}
+        until = max(self._used.get(name, 0.0), now - BURST) + 1 / self._most
+        if until > now:
+            message = f"token `{name}` has sent more than {self._most:g} requests a second"
+            raise TooManyRequests(message, hint="ask again later, or start the server with a higher --rate")
+        self._used[name] = until
 
 
 class _Resource:
@@ -118,12 +172,17 @@ class _Resource:
         except RunnerError:
             raise
         except Exception as error:  # noqa: BLE001  # the border: what is nobody's fault but ours, one request's only
-            known = first_leaf(error)
-            if not isinstance(known, RunnerError):
-                traceback.print_exception(error, file=sys.stderr)
-                known = RunnerError("this is a bug in runner; it is not your fault")
-            response = problem(known)
+            response = problem(known_error(error))
         await response(scope, receive, send)
+
+
+def known_error(error: Exception) -> RunnerError:
+    """Return what a client is told of an error; one that nobody expected is printed for whoever runs the server."""
+    known = first_leaf(error)
+    if isinstance(known, RunnerError):
+        return known
+    traceback.print_exception(error, file=sys.stderr)
+    return RunnerError("this is a bug in runner; it is not your fault")
 
 
 def _check_hosts(request: Request, hosts: frozenset[str]) -> None:
@@ -144,25 +203,28 @@ def _name(url: str) -> str:
         return ""
 
 
-def _authorize(request: Request, server: Server) -> StoredToken:
+async def authorize(request: Request, server: Server) -> StoredToken:
+    """Return the token of a request. Raises ``Unauthorized``."""
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not text:
         raise Unauthorized("there is no token", hint="send `Authorization: Bearer TOKEN`")
-    return find_token(server.env.settings, text)
+    if server.issuer is not None and text.count(".") == 2:
+        return await server.issuer.find(text)
+    return await find_token(server.env.store, text)
 
 
-async def _read(request: Request) -> bytes:
-    """Read a body that is JSON, within its limits of size and time."""
+async def read_limited(request: Request, media: str | None = "application/json", *, most: int = MAX_BODY) -> bytes:
+    """Read a body of that media type, ``None`` for any, within its limits of size and time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise NotJson(f"`{excerpt(kind)}` is not taken", hint="send `Content-Type: application/json`")
+    if media is not None and kind != media:
+        raise NotJson(f"`{excerpt(kind)}` is not taken", hint=f"send `Content-Type: {media}`")
     body = bytearray()
     try:
         with trio.fail_after(BODY_SECONDS):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > MAX_BODY:
-                    raise BodyTooLarge(f"the body is larger than {MAX_BODY >> 20} MiB")
+                if len(body) > most:
+                    raise BodyTooLarge(f"the body is larger than {most >> 20} MiB")
     except trio.TooSlowError as error:
         raise BodyTooSlow(f"the body did not arrive within {BODY_SECONDS:g} s") from error
     return bytes(body)
@@ -176,7 +238,12 @@ def _response(route: Route, answer: Any) -> Any:
     if route.answer is None:
         return Response(status_code=204, headers=headers)
     content = reply.value if isinstance(reply.value, str) else encode(reply.value)
-    return Response(content, reply.status, headers, route.media)
+    return Response(content, reply.status, headers, reply.media or route.media)
+
+
+def advice_of(finding: RunnerError) -> Advice:
+    at = None if finding.at is None else str(finding.at)
+    return Advice(code=finding.code, detail=finding.message, at=at, hint=finding.hint)
 
 
 def problem(error: RunnerError) -> Response:
@@ -190,7 +257,7 @@ def problem(error: RunnerError) -> Response:
         "hint": error.hint,
     }
     if findings:
-        value["errors"] = [{"code": one.code, "detail": one.message, "hint": one.hint} for one in findings]
+        value["errors"] = [advice_of(one) for one in findings]
     headers = dict(_HEADERS)
     if isinstance(error, NoMethod):
         headers["allow"] = error.allowed

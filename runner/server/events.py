@@ -1,26 +1,31 @@
-"""A run's events as server-sent events: from a number on, past and coming, to its end."""
+"""Server-sent events of a run, to its end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from typing import Any
 
 import trio
 
-from runner.events.events import Recorded, RunEnded, as_json
+from runner.events.events import RunEnded, as_json
 from runner.ops.host.liveness import is_run_lost
+from runner.ports.store import Reader
 from runner.server.route import Server
 
+SLOW = 30.0  # seconds to take one event, after which a client is told to come back when it can keep up
+_SLOW = b'event: slow\ndata: {"reason": "an event was not taken within 30 s"}\n\n'
 BEAT = 10.0  # seconds between signs of life, and looks whether anybody works on the run
 
 
 class EventStream:
-    """The answer that streams. It ends with the run, with ``lost`` when nobody works on it, ``bye`` when we end."""
+    """The answer that streams. It ends with the run, with ``lost`` when nobody works on it, ``slow`` when the client
+    does not keep up, ``bye`` when we end. It holds one event at a time, however far behind its client is.
+    """
 
-    def __init__(self, server: Server, run: str, after: int) -> None:
-        self._server, self._run, self._after = server, run, after
+    def __init__(self, server: Server, run: str, frames: AsyncGenerator[str]) -> None:
+        self._server, self._run, self._frames = server, run, frames
 
     async def __call__(
         self,
@@ -29,14 +34,31 @@ class EventStream:
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     ) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        metrics = self._server.metrics
+        metrics.streams += 1
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._stream(receive, send)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            metrics.streams -= 1
 
+    async def _stream(
+        self,
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    ) -> None:
         turn = trio.Lock()
 
         async def say(text: str, *, last: bool = False) -> None:
             async with turn:
+                began = trio.current_time()
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-                if last:
+                slow = trio.current_time() - began > SLOW
+                if slow:
+                    self._server.metrics.dropped()
+                    await send({"type": "http.response.body", "body": _SLOW, "more_body": True})
+                if slow or last:
                     nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
@@ -60,14 +82,17 @@ class EventStream:
 
             for task in (leave, stop, beat):
                 nursery.start_soon(task)
-            async with aclosing(self._server.env.store.watch(self._run, after=self._after)) as events:
-                async for recorded in events:
-                    await say(_frame(recorded))
-                    if isinstance(recorded.event, RunEnded):
-                        break
+            async with aclosing(self._frames) as frames:
+                async for frame in frames:
+                    await say(frame)
             nursery.cancel_scope.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _frame(recorded: Recorded) -> str:
-    return f"id: {recorded.seq}\nevent: {type(recorded.event).__name__}\ndata: {json.dumps(as_json(recorded))}\n\n"
+async def event_frames(store: Reader, run: str, after: int) -> AsyncGenerator[str]:
+    """Yield the events of a run above a number, past and coming."""
+    async with aclosing(store.watch(run, after=after)) as events:
+        async for recorded in events:
+            kind, document = type(recorded.event).__name__, json.dumps(as_json(recorded))
+            yield f"id: {recorded.seq}\nevent: {kind}\ndata: {document}\n\n"
+            if isinstance(recorded.event, RunEnded):
+                return

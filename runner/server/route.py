@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -12,10 +12,18 @@ from msgspec import Struct
 
 from runner.core.errors import BadRequest, OutOfScope
 from runner.ops.host.tokens import StoredToken
+from runner.ops.mcp.hosting import Hosting
+from runner.ops.pool.agent_type_pools import AgentTypePools
+from runner.ops.sessions import Sessions
 from runner.ops.workspaces.tools import KeptWorkspaces
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+from runner.server.metrics import Metrics
+from runner.server.oidc import Issuer
 from runner.server.provider_health import ProviderHealth
 from runner.server.running import Running
+
+if TYPE_CHECKING:
+    from runner.server.webhooks import Webhooks
 
 BASE = "/api/v1"
 
@@ -26,10 +34,16 @@ class Server(Struct, eq=False, kw_only=True):
     env: WorkspaceEnv
     kept: KeptWorkspaces
     running: Running
+    sessions: Sessions
+    pools: AgentTypePools
     health: ProviderHealth
     manifests: Path | None
+    metrics: Metrics
     hosts: frozenset[str]
+    issuer: Issuer | None
     stopping: trio.Event
+    webhooks: Webhooks
+    hosting: Hosting | None = None
 
 
 class Call(Struct, eq=False, kw_only=True):
@@ -56,12 +70,15 @@ class Reply(Struct, kw_only=True):
     value: object = None
     status: int = 200
     headers: Mapping[str, str] = {}
+    media: str | None = None
 
 
 class Route(Struct, frozen=True, kw_only=True):
     """One method of one path. ``answer`` is the type of what ``handle`` returns, ``None`` for no content.
 
-    ``open`` routes need no token. ``media`` is what a route answers with that writes its response itself.
+    ``open`` routes need no token. ``media`` is what a route answers with that writes its response itself, ``forms``
+    are further ones that a request may ask for. ``headers`` are those of a request. A body of up to ``raw_bytes`` is
+    passed as it is.
     """
 
     method: str
@@ -71,9 +88,12 @@ class Route(Struct, frozen=True, kw_only=True):
     answer: Any = None
     body: type[Struct] | None = None
     query: type[Struct] | None = None
+    headers: type[Struct] | None = None
     status: int = 200
     open: bool = False
     media: str = "application/json"
+    forms: tuple[str, ...] = ()
+    raw_bytes: int = 0
 
 
 def read_body(raw: bytes, kind: type[Struct]) -> Struct:
@@ -86,12 +106,12 @@ def read_body(raw: bytes, kind: type[Struct]) -> Struct:
         raise BadRequest("the body is not JSON", hint="send UTF-8") from error
 
 
-def read_query(values: Mapping[str, str], kind: type[Struct]) -> Struct:
-    """Return the value that a query holds. Raises ``BadRequest``."""
+def read_query(values: Mapping[str, str], kind: type[Struct], what: str = "query does") -> Struct:
+    """Return the value that a query or headers hold. Raises ``BadRequest``."""
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the query does not fit: {_lower(str(error))}", hint="see /api/v1/openapi.json") from error
+        raise BadRequest(f"the {what} not fit: {_lower(str(error))}", hint="see /api/v1/openapi.json") from error
 
 
 def _lower(text: str) -> str:

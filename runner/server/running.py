@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
-from runner.core.errors import RunElsewhere, RunnerError
-from runner.core.sanitize import excerpt
+from runner.core.errors import RunnerError
+from runner.events.record import RunRecord
 from runner.ops.planning.make_plan import PlanResult
+from runner.ops.runs.cancel import request_cancel
+from runner.ops.runs.history import StoredRun
+from runner.ops.runs.resume import ResumePlan, plan_resume, start_resumed
 from runner.ops.runs.start import RunHandle, start_runs
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 
@@ -14,10 +19,13 @@ _BEGIN = 30.0  # seconds for a run to begin, after which its id is told all the 
 
 
 class Running:
-    """The runs of this process. When its nursery is cancelled they end in order, within their stop budgets."""
+    """The runs of this process. When its nursery is cancelled they end in order, within their stop budgets.
 
-    def __init__(self, env: WorkspaceEnv, nursery: trio.Nursery) -> None:
-        self._env, self._nursery = env, nursery
+    ``ended`` gets the record of each one at its end.
+    """
+
+    def __init__(self, env: WorkspaceEnv, nursery: trio.Nursery, *, ended: Callable[[RunRecord], None]) -> None:
+        self._env, self._nursery, self._ended = env, nursery, ended
         self._handles: dict[str, RunHandle] = {}
 
     async def start(self, planned: PlanResult, key: str | None) -> list[tuple[RunHandle, bool]]:
@@ -25,13 +33,18 @@ class Running:
         runs: list[tuple[RunHandle, bool]] = await self._nursery.start(self._run, planned, key)
         return runs
 
-    def cancel(self, run: str) -> None:
-        """End the work of a run, or its finalize phase at a second call. Raises ``RunElsewhere``."""
-        handle = self._handles.get(run)
-        if handle is None:
-            message = f"run `{excerpt(run)}` has ended, or another process executes it"
-            raise RunElsewhere(message, hint="end it where it was started")
-        handle.cancel()
+    async def resume(self, stored: StoredRun) -> RunHandle:
+        """Continue a run as a new one. Raises as ``plan_resume`` and ``start_resumed`` do."""
+        resuming = await plan_resume(stored, None, self._env.settings)
+        run: RunHandle = await self._nursery.start(self._continue, resuming)
+        return run
+
+    async def cancel(self, run: str) -> None:
+        """End the work of a run, or its finalize phase at a second call; raises like ``request_cancel``."""
+        if (handle := self._handles.get(run)) is not None:
+            handle.cancel()
+        else:
+            await request_cancel(self._env.store, self._env.settings.home, run)
 
     async def _run(
         self,
@@ -56,6 +69,8 @@ class Running:
                 task_status.started(found)
                 told = True
                 await started.wait()
+                for handle in ours.values():
+                    self._ended(await handle.wait())
         except RunnerError as error:
             if not told:
                 raise
@@ -63,3 +78,20 @@ class Running:
         finally:
             for run in ours:
                 self._handles.pop(run, None)
+
+    async def _continue(self, resuming: ResumePlan, *, task_status: trio.TaskStatus[RunHandle]) -> None:
+        run: RunHandle | None = None
+        try:
+            async with start_resumed(resuming, self._env.settings, advise=self._env.advise) as run:
+                self._handles[run.id] = run
+                with trio.move_on_after(_BEGIN):
+                    await run.begun.wait()
+                task_status.started(run)
+                self._ended(await run.wait())
+        except RunnerError as error:
+            if run is None:
+                raise
+            self._env.advise(error)
+        finally:
+            if run is not None:
+                self._handles.pop(run.id, None)

@@ -6,46 +6,64 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
 import trio
 from hypercorn.config import Config
-from hypercorn.trio import serve as serve_asgi
 from msgspec import Struct
+from starlette.routing import Route as StarlettePath
 
-from runner.core.errors import ExposedListener, HostRefused, RunnerError, UsageError
+from runner.core.errors import ExposedListener, HostRefused, UsageError
 from runner.core.nurseries import open_services
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ops.host.state import make_home
 from runner.ops.runs.dependencies import Advise
-from runner.ops.workspaces.maintenance import reap_and_tell
-from runner.ops.workspaces.tools import KeptWorkspaces
-from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
+from runner.ops.webhooks import read_hooks
 from runner.server.border import App
+from runner.server.connections import UNREAD_SECONDS, serve_connections
+from runner.server.mcp.endpoint import mcp_paths
+from runner.server.oidc import Issuer, OidcOptions
 from runner.server.openapi import document
-from runner.server.provider_health import ProviderHealth
-from runner.server.route import BASE, Call, Route, Server
-from runner.server.routes import agent_types, health, providers, runs, tools, workspaces
-from runner.server.running import Running
+from runner.server.page.app import pages
+from runner.server.page.views import VIEWS
+from runner.server.route import BASE, Call, Route
+from runner.server.routes import (
+    agent_types,
+    health,
+    mcp_servers,
+    plans,
+    pools,
+    projects,
+    providers,
+    runs,
+    sessions,
+    tools,
+    webhooks,
+    workspaces,
+)
+from runner.server.state import open_server
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-REAP_SECONDS = 60.0  # between looks for expired workspaces
+RATE = 200.0  # requests of a token a second
 DRAIN = 30.0  # seconds that requests get at the end
-BACKLOG = 1024  # connections that wait to be accepted
+SYSTEMD = "systemd"
+_FIRST_INHERITED = 3  # the number of its first socket
 SOCKET = "server.sock"  # in the home
 _UNIX = "unix:"
 _LONGEST = 107  # bytes of a socket's path
 
 
 class ServerOptions(Struct, frozen=True, kw_only=True):
-    """Options of a server. ``listen`` is ``unix:PATH`` or ``ADDRESS:PORT``; ``hosts`` are further names that it has.
+    """Options of a server. ``listen`` is ``unix:PATH``, ``ADDRESS:PORT`` or ``systemd``.
 
-    ``manifests`` is the file or folder of the runs that clients may start.
+    ``hosts`` are further names that it has, ``manifests`` is the file or folder of the runs that clients may start,
+    ``mcp_servers`` that of the servers to host.
     """
 
     listen: str
@@ -54,7 +72,10 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     key: Path | None = None
     behind_proxy: bool = False
     manifests: Path | None = None
+    mcp_servers: Path | None = None
     drain_seconds: float = DRAIN
+    oidc: OidcOptions | None = None
+    rate: float = RATE
 
 
 async def serve(
@@ -67,53 +88,51 @@ async def serve(
 ) -> None:
     """Answer requests until ``stopping`` is set, and then those that have begun. ``ready`` gets the server's URL.
 
-    Raises ``ExposedListener``, ``UsageError`` and ``HostRefused`` before it listens.
+    Raises ``ExposedListener``, ``UsageError`` and ``HostRefused`` before it listens, and ``Rejected`` for
+    manifests with errors, or with a webhook whose secret is missing.
     """
     make_home(settings)
-    listener, url = open_listener(options)
+    hooks = await read_hooks(options.manifests, settings) if options.manifests is not None else {}
+    listener, url = open_listener(options, settings.variables)
     with listener:
         config = Config()
-        config.bind = [f"fd://{listener.detach()}"]
         config.certfile, config.keyfile = (str(path) if path else None for path in (options.certificate, options.key))
         config.alpn_protocols = ["http/1.1"]
         config.accesslog = config.errorlog = None
         config.include_server_header = False
-        config.backlog = BACKLOG
         config.graceful_timeout = options.drain_seconds
-        async with open_workspace_env(settings, advise) as env:
-            hosts = LOOPBACK | {options.listen.rpartition(":")[0].strip("[]")} | {*options.hosts}
-            async with open_services() as services:
-                services.start_soon(_maintain, env)
-                server = Server(
-                    env=env,
-                    kept=KeptWorkspaces(env, services),
-                    running=Running(env, services),
-                    health=ProviderHealth(settings),
-                    manifests=options.manifests,
-                    hosts=hosts,
-                    stopping=stopping,
-                )
-                app: Any = App(server, routes())
-                async with trio.open_nursery() as nursery:
-                    await nursery.start(partial(serve_asgi, app, config, shutdown_trigger=stopping.wait, mode="asgi"))
-                    ready(url)
-    if url.startswith(_UNIX):
+        hosts = (LOOPBACK | {options.listen.rpartition(":")[0].strip("[]")} | {*options.hosts}) - {""}
+        opening = open_server(
+            settings,
+            advise,
+            manifests=options.manifests,
+            hooks=hooks,
+            hosts=hosts,
+            issuer=None if options.oidc is None else Issuer(options.oidc),
+            stopping=stopping,
+            mcp_servers=options.mcp_servers,
+        )
+        async with opening as server, open_services() as services:
+            secure = options.certificate is not None or options.behind_proxy
+
+            def paths(app: App) -> list[StarlettePath]:
+                return [*pages(app, views=VIEWS, secure=secure), *mcp_paths(app, services, secure=secure)]
+
+            app: Any = App(server, routes(), paths, rate=options.rate)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(partial(serve_connections, app, config, listener, stopping=stopping))
+                ready(url)
+                _notify(settings.variables, "READY=1")
+                await stopping.wait()
+                _notify(settings.variables, "STOPPING=1")
+    if options.listen.startswith(_UNIX):
         os.unlink(url.removeprefix(_UNIX))
-
-
-async def _maintain(env: WorkspaceEnv) -> None:
-    """Remove expired workspaces for as long as the server runs."""
-    while True:
-        try:
-            await reap_and_tell(env)
-        except RunnerError as error:  # the next look may succeed
-            env.advise(error)
-        await trio.sleep(REAP_SECONDS)
 
 
 def routes() -> tuple[Route, ...]:
     """Return every route of a server."""
-    found = (*health.ROUTES, *workspaces.ROUTES, *tools.ROUTES, *runs.ROUTES, *agent_types.ROUTES, *providers.ROUTES)
+    rooms = (health, workspaces, sessions, pools, tools, runs, plans, projects, webhooks, agent_types, providers)
+    found = tuple(route for room in (*rooms, mcp_servers) for route in room.ROUTES)
 
     async def _document(call: Call) -> dict[str, Any]:
         return described
@@ -124,7 +143,14 @@ def routes() -> tuple[Route, ...]:
     return (*found, own)
 
 
-def open_listener(options: ServerOptions) -> tuple[socket.socket, str]:
+def _notify(variables: Mapping[str, str], state: str) -> None:
+    """Tell systemd how the server is, if it has asked for that."""
+    if place := variables.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, suppress(OSError):
+            channel.sendto(state.encode(), f"\0{place[1:]}" if place.startswith("@") else place)
+
+
+def open_listener(options: ServerOptions, variables: Mapping[str, str]) -> tuple[socket.socket, str]:
     """Open the socket of a server, which nobody but its user can reach unless it is protected. Returns its URL too.
 
     Raises ``ExposedListener``, ``UsageError`` and ``HostRefused``.
@@ -134,6 +160,8 @@ def open_listener(options: ServerOptions) -> tuple[socket.socket, str]:
     if options.certificate is not None and options.key is not None:
         _check_certificate(options.certificate, options.key)
     try:
+        if options.listen == SYSTEMD:
+            return _inherited(options, variables)
         if options.listen.startswith(_UNIX):
             return _unix(options.listen.removeprefix(_UNIX)), options.listen
         return _tcp(options)
@@ -149,6 +177,19 @@ def _check_certificate(certificate: Path, key: Path) -> None:
         names = f"`{excerpt(str(certificate))}` and `{excerpt(str(key))}`"
         hint = "name a certificate and its key without a password, both in PEM"
         raise UsageError(f"{names} cannot be used for TLS", hint=hint) from error
+
+
+def _inherited(options: ServerOptions, variables: Mapping[str, str]) -> tuple[socket.socket, str]:
+    """Return the socket that systemd has opened."""
+    if (variables.get("LISTEN_PID"), variables.get("LISTEN_FDS")) != (str(os.getpid()), "1"):
+        hint = "start it by a .socket unit with one ListenStream="
+        raise UsageError("systemd has given this process no socket, or several", hint=hint)
+    listener = socket.socket(fileno=_FIRST_INHERITED)
+    name = listener.getsockname()
+    if listener.family == socket.AF_UNIX:
+        return listener, f"{_UNIX}{name}"
+    _refuse_exposed(options, ip_address(name[0]))
+    return listener, _url(options, listener)
 
 
 def _unix(path: str) -> socket.socket:
@@ -178,14 +219,24 @@ def _tcp(options: ServerOptions) -> tuple[socket.socket, str]:
     except ValueError as error:
         hint = "--listen 127.0.0.1:8700, or unix:PATH"
         raise UsageError(f"`{excerpt(options.listen)}` is not an address with a port", hint=hint) from error
+    _refuse_exposed(options, address)
+    listener = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    unacknowledged = int(UNREAD_SECONDS * 1000)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged)  # connections inherit it
+    listener.bind((str(address), number))
+    return listener, _url(options, listener)
+
+
+def _refuse_exposed(options: ServerOptions, address: IPv4Address | IPv6Address) -> None:
     if not address.is_loopback and options.certificate is None and not options.behind_proxy:
         raise ExposedListener(
             f"`{excerpt(options.listen)}` can be reached from other machines, and tokens would be sent in clear text",
             hint="--certificate FILE --key FILE; or --behind-proxy, if a proxy before it ends TLS",
         )
-    listener = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((str(address), number))
+
+
+def _url(options: ServerOptions, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
     scheme = "http" if options.certificate is None else "https"
-    shown = f"[{address}]" if address.version == 6 else str(address)
-    return listener, f"{scheme}://{shown}:{listener.getsockname()[1]}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from runner.ops.host.tokens import create_token
 from tests.support.git_servers import https
-from tests.support.server import Served, serving
+from tests.support.server import Served, create_token, serving
 from tests.support.situations import Project, commit, git
 
 FIELDS = {"enabled", "repo_source", "tools", "resource_limits", "checkout_on_start", "base_image", "setup_commands"}

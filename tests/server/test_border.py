@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.ops.host.tokens import create_token, revoke_token
-from tests.support.server import Served, serving
+from tests.support.server import Served, create_token, serving
 from tests.support.situations import Project
 
 DOCUMENT = "/api/v1/openapi.json"
@@ -64,7 +63,7 @@ def test_a_revoked_token_is_refused_at_once(served: Served) -> None:
     token = create_token(settings, "short", ("admin:ro",))
     assert served.ask("GET", DOCUMENT, token=token).status == 200
 
-    revoke_token(settings, "short")
+    assert served.project.runner("token", "revoke", "short").code == 0
 
     assert served.ask("GET", DOCUMENT, token=token).status == 401
 
@@ -72,9 +71,9 @@ def test_a_revoked_token_is_refused_at_once(served: Served) -> None:
 def test_a_token_is_stored_as_a_digest_for_its_owner_only(project: Project) -> None:
     text = create_token(project.settings(), "ci", ("project:shop:ro",))
 
-    [file] = (project.home / "state" / "tokens").iterdir()
-    assert text.rpartition("_")[2] not in file.read_text()
-    assert file.stat().st_mode & 0o777 == 0o600
+    for file in (project.home / "state").glob("state.db*"):
+        assert text.rpartition("_")[2].encode() not in file.read_bytes()
+        assert file.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("arguments", [("a/b", "admin"), ("ci", "root"), ("ci", "project:../x")], ids=" ".join)
@@ -126,3 +125,30 @@ def test_the_server_is_not_imported_unless_it_is_started() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd(), check=True)
 
     assert done.stdout == "set()\n"
+
+
+SYSTEMD = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def test_systemd_opens_the_socket_and_hears_how_the_server_is(project: Project, tmp_path: Path) -> None:
+    """The place of systemd is taken by its protocol: a socket as descriptor 3, and another for messages."""
+    path, place = project.home / "state" / "server.sock", str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(place)
+        project.env["NOTIFY_SOCKET"] = place
+        assert project.runner("serve", "--listen", "systemd").code == 2
+        project.within = (sys.executable, "-c", SYSTEMD, str(path))
+        with serving(project, "--listen", "systemd") as served:
+            assert heard.recv(100) == b"READY=1"
+            assert served.get("/workspaces")["workspaces"] == []
+        assert heard.recv(100) == b"STOPPING=1"
+        assert path.exists()  # it is systemd's

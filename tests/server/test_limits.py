@@ -25,6 +25,7 @@ def head(served: Served, *headers: str) -> bytes:
     return "\r\n".join((*lines, f"Authorization: Bearer {served.token}", "", "")).encode()
 
 
+@pytest.mark.nightly
 def test_what_is_too_much_is_refused_while_others_are_served(served: Served) -> None:
     with ExitStack() as stack:
         slow = [send(served, b"GET /healthz HTTP/1.1\r\nHost: loc", stack) for _ in range(300)]

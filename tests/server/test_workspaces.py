@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.ops.host.tokens import create_token
 from tests.support import dockerd
-from tests.support.server import Served, serving
+from tests.support.server import Served, create_token, serving
 from tests.support.situations import Project, git, until
 
 
@@ -27,10 +26,10 @@ def test_the_life_of_a_workspace(served: Served) -> None:
     assert made["resource_limits"] | {"disk": 0} == {"cpu": 2.0, "memory": 4 << 30, "disk": 0, "pids": 512}
 
     served.tool(made["id"], "write", file_path="kept", content="work\n")
+    journal = served.project.home / "state" / "workspaces" / made["id"] / "events.jsonl"
+    until(lambda: '"tool": "write", "outcome": "ok", ' in journal.read_text())
+    assert '"by": "tests"' in journal.read_text()
     used = served.get(path)
-    journal = (served.project.home / "state" / "workspaces" / made["id"] / "events.jsonl").read_text()
-    assert '"tool": "write", "outcome": "ok", ' in journal
-    assert '"by": "tests"' in journal
     assert used["expires_at"] > made["expires_at"]
     assert used["last_used_at"] > made["last_used_at"]
     assert used["lease"]["state"] == "live"

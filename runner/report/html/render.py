@@ -22,31 +22,35 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 def render(template: str, **values: object) -> str:
     """Render a page, with a final line break."""
-    return _environment().get_template(template).render(values)
+    return environment().get_template(template).render(values)
 
 
 @cache
-def _environment() -> Environment:
+def environment(*folders: Path) -> Environment:
+    """Return the environment of the pages, with further folders of templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     found = Environment(
         autoescape=True,
         undefined=StrictUndefined,
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader([*folders, _TEMPLATES]),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         finalize=_readable,
     )
-    style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
-    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    found.globals |= {"style": Markup(style), "style_digest": f"sha256-{digest}", "MARKS": words.MARKS}  # ours
+    digest = b64encode(hashlib.sha256(style().encode()).digest()).decode()
+    found.globals |= {"style": Markup(style()), "style_digest": f"sha256-{digest}", "MARKS": words.MARKS}  # ours
     found.filters |= {
         name: getattr(words, name) for name in ("brief", "cost", "count", "duration", "limits", "open_network")
     }
     found.filters |= {"plural": lambda items, noun: plural(len(items), noun), "moment": _moment}
     return found
+
+
+def style() -> str:
+    return (_TEMPLATES / "page.css").read_text(encoding="utf-8")
 
 
 def _readable(value: object) -> object:

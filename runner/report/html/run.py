@@ -45,27 +45,31 @@ class RunContents(Struct, frozen=True, kw_only=True):
 
 def render_run(contents: RunContents) -> str:
     """Render the page of one run."""
+    return render("run.html", **values_of(contents))
+
+
+def values_of(contents: RunContents) -> dict[str, object]:
+    """Return what the templates of a run's page show."""
     record = contents.account.record
     step = blamed(record)
     lacking = (
         progress.why(contents.account, step, contents.printed.get(step, Excerpt()).lines, seen=True) if step else ()
     )
     links = {lines.place: lines.id for lines in contents.cited}
-    return render(
-        "run.html",
-        run=contents,
-        record=record,
-        text=text,
-        blamed=step,
-        because=text.because(record),
-        lacking=[line.strip() for line in lacking],
-        commands_line=commands(record.commands) if record.commands is not None else "",
-        diff=files_of(contents.patch.lines),
-        bars=_bars(record),
-        most=MOST,
-        conclusions=[*conclusions(contents.result.report or "")],
-        investigation=render_report(contents.result.report, links) if contents.result.report else "",
-    )
+    return {
+        "run": contents,
+        "record": record,
+        "text": text,
+        "blamed": step,
+        "because": text.because(record),
+        "lacking": [line.strip() for line in lacking],
+        "commands_line": commands(record.commands) if record.commands is not None else "",
+        "diff": files_of(contents.patch.lines),
+        "bars": _bars(record),
+        "most": MOST,
+        "conclusions": [*conclusions(contents.result.report or "")],
+        "investigation": render_report(contents.result.report, links) if contents.result.report else "",
+    }
 
 
 def render_comparison(accounts: Sequence[Account]) -> str:

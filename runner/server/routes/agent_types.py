@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from runner.core.errors import BadRequest, UnknownAgentType
+from runner.core.errors import UnknownAgentType
 from runner.core.sanitize import excerpt
 from runner.ops import agent_types
 from runner.ops.agent_types import AgentType, WorkspaceConfig
+from runner.ops.pool.agent_type_pools import pool_of
 from runner.server.route import BASE, Call, Reply, Route
 
 
@@ -24,46 +25,60 @@ class AgentTypes(Struct):
     agent_types: list[AgentType]
 
 
-def _named(call: Call) -> AgentType:
+class Version(Struct):
+    """The version that is changed."""
+
+    version: Annotated[str, Meta(min_length=1, description="The ETag that the configuration was read with.")] = field(
+        name="if-match"
+    )
+
+
+async def _named(call: Call) -> AgentType:
     """Return the agent type of the path. Raises ``UnknownAgentType``, also when the token may not see it."""
     id = call.path["id"]
     if not call.token.admin:
         raise UnknownAgentType(f"there is no agent type `{excerpt(id)}`")
-    return agent_types.get_agent_type(call.server.env.settings, id)
+    return await agent_types.get_agent_type(call.server.env.store, id)
 
 
 async def _list(call: Call) -> AgentTypes:
-    return AgentTypes(agent_types.list_agent_types(call.server.env.settings) if call.token.admin else [])
+    return AgentTypes(await agent_types.list_agent_types(call.server.env.store) if call.token.admin else [])
 
 
 async def _create(call: Call) -> Reply:
     call.require_change(None)
-    made = agent_types.create_agent_type(call.server.env.settings, call.body.name, call.body.workspace)
+    agent_types.check_config(call.body.workspace)
+    await pool_of(call.server.env, call.body.workspace)
+    made = await agent_types.create_agent_type(call.server.env.store, call.body.name, call.body.workspace)
+    await call.server.pools.refresh()
     return Reply(value=made, status=201, headers={"location": f"{BASE}/agent-types/{made.name}"})
 
 
 async def _get(call: Call) -> AgentType:
-    return _named(call)
+    return await _named(call)
 
 
 async def _delete(call: Call) -> None:
-    named = _named(call)
+    named = await _named(call)
     call.require_change(None)
-    agent_types.delete_agent_type(call.server.env.settings, named.name)
+    await agent_types.delete_agent_type(call.server.env.store, named.name)
+    await call.server.pools.refresh()
 
 
 async def _get_config(call: Call) -> Reply:
-    named = _named(call)
+    named = await _named(call)
     return Reply(value=named.workspace, headers={"etag": f'"{named.version}"'})
 
 
 async def _put_config(call: Call) -> Reply:
-    named = _named(call)
+    named = await _named(call)
     call.require_change(None)
-    version = call.headers.get("if-match", "").strip('"')
-    if not version:
-        raise BadRequest("`If-Match` is missing", hint="send the ETag that the configuration was read with")
-    changed = agent_types.put_config(call.server.env.settings, named.name, call.body, version=version)
+    version = call.headers["if-match"].strip('"')
+    if version == named.version:  # else that is what is wrong
+        agent_types.check_config(call.body)
+        await pool_of(call.server.env, call.body)
+    changed = await agent_types.put_config(call.server.env.store, named.name, call.body, version=version)
+    await call.server.pools.refresh()
     return Reply(value=changed.workspace, headers={"etag": f'"{changed.version}"'})
 
 
@@ -85,6 +100,7 @@ ROUTES = (
         _CONFIG,
         summary="Change what workspaces an agent type gets from now on; takes `If-Match`",
         handle=_put_config,
+        headers=Version,
         body=WorkspaceConfig,
         answer=WorkspaceConfig,
     ),

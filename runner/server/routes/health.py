@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from runner.core.errors import ServerStopping
+from runner.core.errors import OutOfScope, ServerStopping
+from runner.server.metrics import MEDIA
 from runner.server.route import Call, Route
 
 
@@ -24,7 +25,21 @@ async def _ready(call: Call) -> Health:
     return Health("ready")
 
 
+async def _metrics(call: Call) -> str:
+    if not call.token.admin:
+        raise OutOfScope("metrics are of all projects", hint="use a token with the scope admin:ro")
+    return await call.server.metrics.render(call.server.env)
+
+
 ROUTES = (
+    Route(
+        method="GET",
+        path="/metrics",
+        summary="Show metrics in the text format of Prometheus",
+        handle=_metrics,
+        answer=str,
+        media=MEDIA,
+    ),
     Route(method="GET", path="/healthz", summary="Tell that the server lives", handle=_alive, answer=Health, open=True),
     Route(
         method="GET",

@@ -1,81 +1,44 @@
-"""Routes of runs: start those of the server's manifests, look at any, follow them, and end what was started here.
+"""Routes of runs: start them, look at them and what they leave, follow them, and end what was started here.
 
-Only ``admin`` tokens see runs, which belong to no project.
+A token sees the runs of its projects, and no others exist.
 """
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+import trio
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from runner.core.errors import BadRequest, NoManifests, UnknownRun
+from runner.artifacts.export import list_files
+from runner.client.values import Artifact, Artifacts, Logs, NewRuns, Run, RunListing, Runs, StartedRun, StartedRuns
+from runner.core.errors import UnknownRun
 from runner.core.model import Status
 from runner.core.sanitize import excerpt
 from runner.ops.host.liveness import is_lost
-from runner.ops.planning.make_plan import Request, make_plan
-from runner.ops.planning.task import checked_task
-from runner.ops.runs.history import STATES, TIMED_OUT, find_run, state_of
+from runner.ops.runs.header import header_of
+from runner.ops.runs.history import DEADLINE, TIMED_OUT, StoredRun, find_run, logs_of, state_of
+from runner.ops.runs.secret_values import make_redactor
+from runner.ops.runs.step_output import translator_of, words_of
+from runner.ops.runs.watch import planned
 from runner.plan.model import Json
 from runner.ports.store import RunRow
 from runner.report.json import record_document
 from runner.report.text import render_run
-from runner.server.events import EventStream
+from runner.safefs.safe_open import open_beneath
+from runner.server.events import EventStream, event_frames
+from runner.server.planning import start_planned
 from runner.server.route import BASE, Call, Reply, Route
-from runner.server.routes.workspaces import Moment, moment, read_cursor
+from runner.server.routes.workspaces import moment, read_cursor
+from runner.server.stream import PieceStream
 
-
-class Run(Struct, kw_only=True):
-    """A run in a list. ``state`` is its status, ``timed-out``, or ``lost`` when nobody works on it any more."""
-
-    id: str
-    name: str
-    state: str
-    exit_code: int | None
-    plan: str
-    created_at: Moment
-    ended_at: Moment | None
-    resumes: str | None
-
-
-class Runs(Struct):
-    """Runs, newest first. ``next`` is the cursor of those after them, ``null`` at the end."""
-
-    runs: list[Run]
-    next: str | None
-
-
-class NewRuns(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Runs to start, of the manifests that the server was started with."""
-
-    run: Annotated[str, Meta(description="This one and those that it needs; default: all.")] | None = None
-    task: Annotated[dict[str, Any], Meta(description="Fields of the task, over those in the manifest.")] = {}
-    key: (
-        Annotated[str, Meta(min_length=1, max_length=200, description="A second request with it starts nothing.")]
-        | None
-    ) = None
-
-
-class StartedRun(Struct, kw_only=True):
-    """A run that was started; ``attached`` if an earlier request with the same key had started it."""
-
-    id: str
-    name: str
-    attached: bool
-
-
-class StartedRuns(Struct):
-    runs: list[StartedRun]
-
-
-class RunListing(Struct, kw_only=True):
-    """A page of the list of runs."""
-
-    state: str | UnsetType = UNSET
-    name: Annotated[str, Meta(description="With `*` for any characters.")] | UnsetType = UNSET
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
-    cursor: str | UnsetType = UNSET
+_CHUNK = 1 << 18  # bytes of a file that are read as one
 
 
 class After(Struct, kw_only=True):
@@ -84,31 +47,48 @@ class After(Struct, kw_only=True):
     after: Annotated[int, Meta(ge=0)] = 0
 
 
-async def _visible(call: Call) -> RunRow:
-    """Return the run that a path names. Raises ``UnknownRun``."""
+class LastEvent(Struct):
+    """The number of the last event that a client has."""
+
+    last: Annotated[str, Meta(pattern="^[0-9]{1,18}$")] = field(default="0", name="last-event-id")
+
+
+class SentEvent(Struct):
+    """An event of a run as JSON. What the stream says of itself, such as `lost`, has no number."""
+
+    event: str
+    data: str
+    id: str | UnsetType = UNSET
+
+
+async def visible(call: Call, *, change: bool = False) -> RunRow:
+    """Return the run that a path names. Raises ``UnknownRun``, and ``OutOfScope`` for a change by one that reads."""
     id = call.path["id"]
     with suppress(UnknownRun):
         row = await call.server.env.store.find(id)
-        if row.id == id and call.token.admin:
+        if row.id == id and call.token.may_see(row.project):
+            if change:
+                call.require_change(row.project)
             return row
     raise UnknownRun(f"there is no run `{excerpt(id)}`")
 
 
 async def _list(call: Call) -> Runs:
     store, query = call.server.env.store, call.query
-    if not call.token.admin:
-        return Runs([], None)
     state = None if query.state is UNSET else query.state
-    if state is not None and state not in STATES:
-        raise BadRequest(f"`{excerpt(state)}` is not the state of a run", hint=f"one of {', '.join(STATES)}")
     stored = {TIMED_OUT: Status.FAILED.value, Status.LOST.value: Status.RUNNING.value}
     name = None if query.name is UNSET else query.name
+    projects = call.token.projects
+    if query.project is not UNSET:
+        projects = [query.project] if call.token.may_see(query.project) else []
     before = None if query.cursor is UNSET else read_cursor(query.cursor)
+    code = DEADLINE if state == TIMED_OUT else None
+    read = partial(store.runs, name=name, projects=projects, exit_code=code)
     found: list[tuple[RunRow, Run]] = []
     while len(found) <= query.limit:
         status = None if state is None else stored.get(state, state)
-        rows = await store.runs(status=status, name=name, before=before, limit=query.limit + 1)
-        shown = [(row, await _shown(call, row)) for row in rows]
+        rows = await read(status=status, before=before, limit=query.limit + 1)
+        shown = [(row, await shown_run(call, row)) for row in rows]
         found += [one for one in shown if state in (None, one[1].state)]
         if len(rows) <= query.limit:
             break
@@ -119,49 +99,104 @@ async def _list(call: Call) -> Runs:
 
 
 async def _start(call: Call) -> Reply:
-    call.require_change(None)
-    server, body = call.server, call.body
-    if server.manifests is None:
-        raise NoManifests("the server has no manifests to run", hint="start it with --manifests DIR")
-    request = Request(only=body.run, task=checked_task("task", body.task))
-    planned = await make_plan(server.manifests, server.env.settings, request)
-    ids = [
-        StartedRun(id=run.id, name=run.plan.name, attached=old)
-        for run, old in await server.running.start(planned, body.key)
-    ]
+    ids = [StartedRun(id=run.id, name=run.plan.name, attached=old) for run, old in await start_planned(call, call.body)]
     return Reply(value=StartedRuns(ids), status=202, headers={"location": f"{BASE}/runs/{ids[0].id}"})
 
 
+async def _stored(call: Call) -> StoredRun:
+    return await find_run(call.server.env.settings, (await visible(call)).id)
+
+
 async def _get(call: Call) -> Json:
-    stored = await find_run(call.server.env.settings, (await _visible(call)).id)
-    return record_document(stored.record)
+    return record_document((await _stored(call)).record)
 
 
 async def _report(call: Call) -> Reply:
-    stored = await find_run(call.server.env.settings, (await _visible(call)).id)
+    stored = await _stored(call)
     return Reply(value=render_run(stored.record, stored.directory))
 
 
+async def _artifacts(call: Call) -> Artifacts:
+    """List the regular files that a run has left, as far as they are written."""
+    directory = (await _stored(call)).directory
+
+    def look() -> list[Artifact]:
+        return [
+            Artifact(name=name, bytes=(directory / name).lstat().st_size) for name in sorted(list_files(directory)[0])
+        ]
+
+    return Artifacts(await trio.to_thread.run_sync(look))
+
+
+async def _artifact(call: Call) -> PieceStream:
+    """Send a file with every secret that this host knows redacted."""
+    stored, name = await _stored(call), call.path["name"]
+    try:
+        file = open_beneath(stored.directory, name)
+    except (OSError, ValueError) as error:
+        raise UnknownRun(f"run `{stored.record.id}` left no file `{excerpt(name)}`") from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise UnknownRun(f"run `{stored.record.id}` left no file `{excerpt(name)}`")
+    redacted = make_redactor(call.server.env.settings).stream()
+
+    def pieces() -> Iterator[bytes]:
+        with open(file, "rb") as opened:
+            while chunk := opened.read(_CHUNK):
+                yield redacted.feed(chunk)
+        yield redacted.end()
+
+    return PieceStream(pieces(), name=name)
+
+
+async def _logs(call: Call) -> PieceStream:
+    stored = await _stored(call)
+    step = None if call.query.step is UNSET else call.query.step
+    return PieceStream(_printed(stored, logs_of(stored, step), headed=step is None))
+
+
+def _printed(stored: StoredRun, files: list[Path], *, headed: bool) -> Iterator[bytes]:
+    """Yield what steps have printed, and an agent's stream in its words."""
+    say = translator_of(header_of(planned(stored)).agent)
+    for file in files:
+        if headed:
+            yield f"--- {file.stem} {file.suffix[1:]}\n".encode()
+        if say is not None and stored.record.steps[file.stem].kind == "agent" and file.suffix == ".stdout":
+            yield from (f"{line}\n".encode(errors="replace") for line in words_of(file, say))
+            continue
+        with file.open("rb") as opened:
+            while chunk := opened.read(_CHUNK):
+                yield chunk
+
+
 async def _events(call: Call) -> EventStream:
-    row = await _visible(call)
-    last = call.headers.get("last-event-id", "0")
-    if not last.isdecimal() or len(last) > 18:
-        raise BadRequest(f"`{excerpt(last)}` is not the number of an event")
-    return EventStream(call.server, row.id, max(call.query.after, int(last)))
+    row = await visible(call)
+    last = int(call.headers.get("last-event-id", "0"))
+    frames = event_frames(call.server.env.store, row.id, max(call.query.after, last))
+    return EventStream(call.server, row.id, frames)
 
 
 async def _cancel(call: Call) -> None:
-    row = await _visible(call)
-    call.require_change(None)
-    call.server.running.cancel(row.id)
+    row = await visible(call, change=True)
+    await call.server.running.cancel(row.id)
 
 
-async def _shown(call: Call, row: RunRow) -> Run:
+async def _resume(call: Call) -> Reply:
+    row = await visible(call, change=True)
+    call.require_change(None)  # its manifests are planned anew, with the secrets of this host
+    stored = await find_run(call.server.env.settings, row.id)
+    run = await call.server.running.resume(stored)
+    started = StartedRun(id=run.id, name=run.plan.name, attached=False)
+    return Reply(value=started, status=202, headers={"location": f"{BASE}/runs/{run.id}"})
+
+
+async def shown_run(call: Call, row: RunRow) -> Run:
     env = call.server.env
     lost = row.ended is None and await is_lost(env.store, env.settings.home, row)
     return Run(
         id=row.id,
         name=row.name,
+        project=row.project,
         state=Status.LOST.value if lost else state_of(row),
         exit_code=row.exit_code,
         plan=row.plan,
@@ -180,7 +215,7 @@ ROUTES = (
     _route(
         "POST",
         "",
-        summary="Start runs of the server's manifests",
+        summary="Start runs: of the server's manifests, of those in the request, or of a plan",
         handle=_start,
         body=NewRuns,
         answer=StartedRuns,
@@ -195,13 +230,32 @@ ROUTES = (
         answer=str,
         media="text/plain; charset=utf-8",
     ),
+    _route("GET", "/{id}/artifacts", summary="List the files that a run has left", handle=_artifacts, answer=Artifacts),
+    _route(
+        "GET",
+        "/{id}/artifacts/{name:path}",
+        summary="Get a file that a run has left",
+        handle=_artifact,
+        answer=str,
+        media="application/octet-stream",
+    ),
+    _route(
+        "GET",
+        "/{id}/logs",
+        summary="Show what the steps of a run have printed",
+        handle=_logs,
+        answer=str,
+        query=Logs,
+        media="text/plain; charset=utf-8",
+    ),
     _route(
         "GET",
         "/{id}/events",
         summary="Follow a run: its events, past and coming, to its end",
         handle=_events,
-        answer=str,
+        answer=SentEvent,
         query=After,
+        headers=LastEvent,
         media="text/event-stream",
     ),
     _route(
@@ -209,5 +263,13 @@ ROUTES = (
         "/{id}/cancel",
         summary="End the work of a run; again: end its finalize phase too",
         handle=_cancel,
+    ),
+    _route(
+        "POST",
+        "/{id}/resume",
+        summary="Continue a run that did not succeed, as a new one",
+        handle=_resume,
+        answer=StartedRun,
+        status=202,
     ),
 )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
+from runner.client.values import Moment
 from runner.core.errors import BadRequest, UnknownWorkspace
 from runner.core.model import DEFAULT_PROJECT, Limits
 from runner.core.sanitize import excerpt
@@ -21,8 +23,6 @@ from runner.ops.workspaces.leases import LeaseState, lease_of, list_leases
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.store import WorkspaceRow
 from runner.server.route import BASE, Call, Route
-
-Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class Lease(Struct, kw_only=True):
@@ -47,7 +47,9 @@ class Workspace(Struct, kw_only=True):
     """A workspace. ``tools`` are those that may be called in it, ``null`` for all; ``run`` is the run that has it."""
 
     id: str
+    agent_session_id: str | None
     container_type: str
+    deployment_mode: str
     provider: str
     status: str
     lifecycle: str
@@ -113,6 +115,12 @@ class Removed(Struct, kw_only=True):
     saved_in: str | None
 
 
+class Place(Struct, kw_only=True):
+    """A path on the server."""
+
+    path: Annotated[str, Meta(min_length=1, pattern=r"^[^\x00]*$")]
+
+
 def moment(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -124,7 +132,8 @@ async def visible(call: Call, *, change: bool = False) -> WorkspaceRow:
     """
     id = call.path["id"]
     with suppress(UnknownWorkspace):
-        row = await call.server.env.store.workspace(id)
+        row = call.server.kept.row(id) if change else None
+        row = row or await call.server.env.store.workspace(id)
         if row.id == id and call.token.may_see(row.project):
             if change:
                 call.require_change(row.project)
@@ -156,10 +165,10 @@ def read_cursor(text: str) -> tuple[int, str]:
 
 
 async def _get(call: Call) -> Workspace:
-    return await _whole(call, await visible(call))
+    return await whole(call, await visible(call))
 
 
-async def _create(call: Call) -> Workspace:
+async def create(call: Call) -> Workspace:
     body = call.body
     call.require_change(body.project or DEFAULT_PROJECT)
     if body.agent_type is not None:
@@ -175,8 +184,15 @@ async def _create(call: Call) -> Workspace:
         persistent=body.persistent,
         tools=None if body.tools is None else tuple(body.tools),
         isolated=True,
+        warm=True,
     )
-    return await _whole(call, await ws.create(call.server.env, options))
+    return await _made(call, await ws.create(call.server.env, options))
+
+
+async def _made(call: Call, row: WorkspaceRow) -> Workspace:
+    if row.slot is not None:
+        await call.server.kept.open(row.id)  # what was warm stays so
+    return await whole(call, row)
 
 
 async def _create_of_type(call: Call) -> Workspace:
@@ -186,15 +202,13 @@ async def _create_of_type(call: Call) -> Workspace:
     ]
     if given:
         raise BadRequest(f"`{given[0]}` is what the agent type says", hint="leave one of them out")
-    found = agent_types.get_agent_type(env.settings, body.agent_type)
-    options = replace(
-        agent_types.workspace_options(found, body.task), project=body.project, persistent=body.persistent, isolated=True
-    )
-    prepare = partial(agent_types.set_up, found.workspace.setup_commands)
-    return await _whole(call, await ws.create(env, options, prepare))
+    found = await agent_types.get_agent_type(env.store, body.agent_type)
+    options = replace(agent_types.workspace_options(found, body.task), project=body.project, persistent=body.persistent)
+    prepare = partial(agent_types.set_up, found.workspace, body.task)
+    return await _made(call, await ws.create(env, options, prepare))
 
 
-async def _whole(call: Call, row: WorkspaceRow) -> Workspace:
+async def whole(call: Call, row: WorkspaceRow) -> Workspace:
     """Return all that there is about a workspace."""
     shown = _shown(row, await lease_of(call.server.env, row.id))
     history = await call.server.env.store.workspace_events(row.id)
@@ -216,19 +230,28 @@ async def _destroy(call: Call) -> Removed:
 async def _stop(call: Call) -> Workspace:
     row = await visible(call, change=True)
     async with call.server.kept.closed(row.id):
-        return await _whole(call, await ws.stop(call.server.env, row.id))
+        return await whole(call, await ws.stop(call.server.env, row.id))
 
 
 async def _resume(call: Call) -> Workspace:
     row = await visible(call, change=True)
-    return await _whole(call, await ws.resume(call.server.env, row.id))
+    return await whole(call, await ws.resume(call.server.env, row.id))
+
+
+async def _find(call: Call) -> Workspace:
+    found = await ws.find_by_path(call.server.env.settings, Path(call.query.path))
+    if not call.token.may_see(found.row.project):
+        raise UnknownWorkspace(f"`{excerpt(call.query.path)}` is in no workspace")
+    return await whole(call, found.row)
 
 
 def _shown(row: WorkspaceRow, lease: LeaseState | None) -> Workspace:
     limits = row.limits or Limits()
     return Workspace(
         id=row.id,
+        agent_session_id=row.session,
         container_type="agent_workspace",
+        deployment_mode="self_hosted",
         provider=row.provider,
         status=row.status.value,
         lifecycle="persistent" if row.persistent else "ephemeral",
@@ -266,11 +289,12 @@ ROUTES = (
         "POST",
         "",
         summary="Make a workspace",
-        handle=_create,
+        handle=create,
         body=NewWorkspace,
         answer=Workspace,
         status=201,
     ),
+    _route("GET", "/find", summary="Find the workspace that a path is in", handle=_find, query=Place, answer=Workspace),
     _route("GET", "/{id}", summary="Show a workspace and who has it", handle=_get, answer=Workspace),
     _route(
         "DELETE",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runner.report.html.run import render_comparison, render_run
-from tests.support import components
+from tests.support.browser import PHONE, axe_finds, chromium, heard_by, unfolded, width_of
 from tests.support.needs import AXE, CHROMIUM
 from tests.support.pages import hostile, ordinary
 from tests.support.run_files import account, bad, good
@@ -31,18 +30,12 @@ PAGES: dict[str, Callable[[], str]] = {
     "plan": lambda: subprocess.check_output(PLAN, text=True, env={"HOME": "/nonexistent"}),
     "several": lambda: render_comparison([account(good()), account(bad("<b>"), name="other", run="r2")]),
 }
-PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "device_scale_factor": 2}
-FOLDED = "[...document.querySelectorAll('details')].map(each => each.lastElementChild.checkVisibility())"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +47,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def show(browser: Browser, folder: Path) -> Iterator[Callable[..., Page]]:
     """Open a page of that name. At the end: it asked nobody for anything, and its policy was not broken."""
     heard: list[str] = []
+    told: list[list[str]] = [heard]
 
     def opened(name: str, **how: Any) -> Page:
         file = folder / f"{name}.html"
         if not file.exists():
             file.write_text(PAGES[name]())
         page = browser.new_context(**how).new_page()
-        page.on("console", lambda message: heard.append(message.text))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("dialog", lambda dialog: heard.append(dialog.message))
+        told.append(heard_by(page))
         page.on("request", lambda request: heard.append(request.url) if request.url != file.as_uri() else None)
         page.goto(file.as_uri())
         return page
 
     yield opened
-    assert heard == []
+    assert [text for each in told for text in each] == []
 
 
 @AXE.mark
@@ -76,18 +68,15 @@ def show(browser: Browser, folder: Path) -> Iterator[Callable[..., Page]]:
 @pytest.mark.parametrize("name", ["ordinary", "hostile", "plan", "several"])
 def test_axe_finds_nothing(show: Callable[..., Page], name: str, how: dict[str, Any]) -> None:
     page = show(name, **how)
-    page.evaluate((components.AXE / "axe.min.js").read_text())
 
-    found = page.evaluate("axe.run().then(({violations}) => violations)")
-
-    assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == []
+    assert axe_finds(page) == []
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_no_wider_than_a_phone(show: Callable[..., Page], name: str) -> None:
     page = show(name, **PHONE)
 
-    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert width_of(page) == 360
 
 
 @pytest.mark.parametrize("name", ["ordinary", "hostile"])
@@ -118,9 +107,9 @@ def test_everything_is_reached_by_keyboard(show: Callable[..., Page]) -> None:
 
 def test_on_paper_nothing_is_folded(show: Callable[..., Page]) -> None:
     page = show("hostile")
-    assert not all(page.evaluate(FOLDED))
+    assert not unfolded(page)
 
     page.emulate_media(media="print")
 
-    assert all(page.evaluate(FOLDED))
+    assert unfolded(page)
     assert page.pdf().startswith(b"%PDF")

@@ -1,0 +1,90 @@
+"""State of a server, for each face that it has: opened with its store, and closed when nothing of it runs any more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from runner.core.errors import RunnerError, WorkspaceState
+from runner.core.nurseries import open_services
+from runner.core.settings import Settings
+from runner.ops.mcp.hosting import Hosting
+from runner.ops.mcp.manifests import read_servers
+from runner.ops.pool.agent_type_pools import AgentTypePools
+from runner.ops.runs.dependencies import Advise
+from runner.ops.sessions import Sessions
+from runner.ops.webhooks import Hook
+from runner.ops.workspaces.maintenance import complete_changes, reap_and_tell
+from runner.ops.workspaces.tools import KeptWorkspaces
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
+from runner.server.metrics import Metrics
+from runner.server.oidc import Issuer
+from runner.server.provider_health import ProviderHealth
+from runner.server.route import Server
+from runner.server.running import Running
+from runner.server.webhooks import Webhooks
+
+REAP_SECONDS = 60.0  # between looks for expired workspaces
+
+
+@asynccontextmanager
+async def open_server(
+    settings: Settings,
+    advise: Advise,
+    *,
+    manifests: Path | None,
+    hooks: Mapping[str, Hook],
+    hosts: frozenset[str],
+    stopping: trio.Event,
+    issuer: Issuer | None = None,
+    mcp_servers: Path | None = None,
+) -> AsyncIterator[Server]:
+    """Open what routes work with. At the end runs are ended in order, and workspaces are closed."""
+    hosted = await read_servers(mcp_servers, settings) if mcp_servers is not None else {}
+    async with open_workspace_env(settings, advise) as env, open_services() as services:
+        metrics, kept = Metrics(), KeptWorkspaces(env, services)
+        sessions = Sessions(env, kept, services)
+        await _recover(env)
+        pools = AgentTypePools(env, services)
+        services.start_soon(_maintain, env, sessions)
+        services.start_soon(pools.refresh)
+        server = Server(
+            env=env,
+            kept=kept,
+            sessions=sessions,
+            pools=pools,
+            running=Running(env, services, ended=metrics.ended),
+            health=ProviderHealth(settings),
+            manifests=manifests,
+            metrics=metrics,
+            hosts=hosts,
+            issuer=issuer,
+            stopping=stopping,
+            webhooks=Webhooks(hooks),
+        )
+        server.webhooks.start(server, services)
+        if mcp_servers is not None:
+            server.hosting = Hosting(env, mcp_servers, hosted)
+            services.start_soon(server.hosting.run)
+        yield server
+
+
+async def _recover(env: WorkspaceEnv) -> None:
+    """Complete what dead processes have left half done, so that sessions find their places free."""
+    for change in await complete_changes(env, dry_run=False):
+        if change.left is not None:
+            env.advise(WorkspaceState(f"workspace `{change.workspace}` {change.done}: {change.left}"))
+
+
+async def _maintain(env: WorkspaceEnv, sessions: Sessions) -> None:
+    """Remove expired workspaces and provision abandoned sessions for as long as the server runs."""
+    while True:
+        try:
+            await sessions.recover()
+            await reap_and_tell(env)
+        except RunnerError as error:  # the next look may succeed
+            env.advise(error)
+        await trio.sleep(REAP_SECONDS)

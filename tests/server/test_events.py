@@ -1,0 +1,45 @@
+"""A stream of events to clients that do not keep up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, MutableMapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+import trio.testing
+
+from runner.artifacts.run_lock import try_lock
+from runner.core.home import run_directory
+from runner.server.events import SLOW, EventStream
+from runner.server.metrics import Metrics
+
+
+async def test_a_client_that_is_too_slow_is_told_so_and_dropped(
+    autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    """Nothing waits for it but the one event that it is sent."""
+    lock = try_lock(run_directory(tmp_path, "r"))
+    assert lock is not None
+    made, sent, metrics = 0, list[bytes](), Metrics()
+
+    async def frames() -> AsyncGenerator[str]:
+        nonlocal made
+        while True:
+            made += 1
+            yield f"data: {made}\n\n"
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+        await trio.sleep(SLOW + 1 if len(sent) == 5 else 0.1)
+
+    env = SimpleNamespace(store=None, settings=SimpleNamespace(home=tmp_path))
+    server: Any = SimpleNamespace(metrics=metrics, stopping=trio.Event(), env=env)
+    await EventStream(server, "r", frames())({}, trio.sleep_forever, send)
+
+    assert sent[:5] == [b"", b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b"data: 4\n\n"]
+    assert (sent[5].partition(b"\n")[0], sent[6:]) == (b"event: slow", [b""])
+    assert (made, metrics.streams) == (5, 0)
+    os.close(lock)
