@@ -14,6 +14,7 @@ import runner.cli.verbs
 from runner import __version__
 from runner.cli.output import Output, standard, to_nowhere
 from runner.cli.parser import meant, parser_of
+from runner.cli.remote import refuse_elsewhere
 from runner.core import plugins
 from runner.core.errors import HostRefused, Rejected, RunnerError, UsageError, nearest
 from runner.core.sanitize import excerpt
@@ -23,8 +24,8 @@ _HELP = (("--help",), ("-h",))
 
 
 def _meant(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the verbs that need a parser: the first word, or all of them after an option other than the version."""
-    if tuple(arguments) == ("--version",):
+    """Return the verbs that need a parser: the first word, or all of them after an option; help needs none of them."""
+    if tuple(arguments) in _HELP:
         return ()
     known = plugins.names(runner.cli.verbs)
     if not arguments or arguments[0].startswith("-"):
@@ -57,7 +58,11 @@ def main(arguments: Sequence[str], out: Output) -> int:
     """Run one command and return its exit code; never raises, never shows a traceback for bad input."""
     try:
         arguments = _enter(arguments)
-        args = parser_of(_meant(arguments), summary=tuple(arguments) in _HELP).parse_args(arguments)
+        if tuple(arguments) == ("--version",):  # a parser would take longer than everything else
+            out.line(f"runner {__version__}")
+            return 0
+        args = parser_of(_meant(arguments)).parse_args(arguments)
+        refuse_elsewhere(args)
         code: int = import_module(f"runner.cli.verbs.{args.verb}").main(args, out)
     except RunnerError as error:
         _tell(out, error.findings if isinstance(error, Rejected) else [error])

@@ -132,8 +132,8 @@ def meant(word: str, choices: Sequence[str]) -> str | None:
     return None
 
 
-def parser_of(names: Iterable[str], *, summary: bool = False) -> ArgumentParser:
-    """Build the parser of these verbs; a ``summary`` has none of their arguments."""
+def parser_of(names: Iterable[str]) -> ArgumentParser:
+    """Build the parser of these verbs; its own help needs none."""
     parser = _Whole(prog="runner", description="Plan, policy and proof for AI agents.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"runner {__version__}")
     parser.add_argument("-C", metavar="DIR", action=_Late, help="as if started in DIR; before the verb")
@@ -142,9 +142,8 @@ def parser_of(names: Iterable[str], *, summary: bool = False) -> ArgumentParser:
     for name in names:
         module = plugins.load(runner.cli.verbs, name)
         parser_of_verb = verbs.add_parser(name, help=module.SUMMARY, description=module.SUMMARY, allow_abbrev=False)
-        if not summary:
-            module.add_arguments(parser_of_verb)
-            _show_examples(parser_of_verb, module.EXAMPLES)
+        module.add_arguments(parser_of_verb)
+        _show_examples(parser_of_verb, module.EXAMPLES)
     return parser
 
 

@@ -69,12 +69,16 @@ class Reports:
 
     def write(self, failure: RunnerError | None) -> None:
         """Write all requested reports. Raises ``HostRefused`` when a file cannot be written any more."""
-        from runner.report import junit, markdown
-
+        if self._junit is None and self._summary is None and not self._out.manners.annotates:
+            return
         accounts = self.accounts()
         if self._junit is not None:
+            from runner.report import junit  # with an XML library that is slow to import
+
             self._junit.write(junit.render(accounts, failure))
         if self._summary is not None:
+            from runner.report import markdown
+
             self._summary.write(markdown.render(accounts, failure, room=self._summary.room(markdown.MOST)))
         if self._out.manners.annotates:
             self._annotate(accounts, failure)

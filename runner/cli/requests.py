@@ -77,6 +77,8 @@ def manifests_of(args: Namespace) -> Path:
     from runner.core.errors import UsageError
     from runner.manifest import STDIN
 
+    if args.path is None:
+        return nearest_manifests()
     if str(args.path) != "-":
         return Path(args.path)
     if getattr(args, "task_file", None) == "-":

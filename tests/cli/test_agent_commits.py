@@ -14,6 +14,7 @@ from tests.support.situations import IDENTITY, REPO, Project, git, step
 TWO = "echo 1 > one; git add -A; git commit -qm 'first of mine'; echo 2 > one; git commit -qam 'second of mine'\n"
 
 
+@pytest.mark.nightly
 def test_the_agents_own_history_becomes_a_branch_when_asked_for(project: Project, repository: Path) -> None:
     project.script(IDENTITY + TWO, workspace=REPO)
     base = git(repository, "rev-parse", "HEAD")

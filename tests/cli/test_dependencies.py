@@ -62,10 +62,29 @@ func TestPad(t *testing.T) {
 }
 
 
+CRATE = {"Cargo.toml": '[package]\nname = "pad-left"\nversion = "1.0.0"\n', "src/lib.rs": "pub const PAD: u8 = 1;\n"}
+
+
+def index_of_cargo(place: str) -> dict[str, bytes]:
+    """The files of a sparse index with one crate, and that crate, by their path."""
+    crate = packed({f"pad-left-1.0.0/{name}": text for name, text in CRATE.items()})
+    about = {"name": "pad-left", "vers": "1.0.0", "deps": [], "features": {}, "yanked": False}
+    return {
+        "/index/config.json": json.dumps({"dl": f"{place}/crates/{{crate}}-{{version}}.crate"}).encode(),
+        "/index/pa/d-/pad-left": json.dumps({**about, "cksum": sha256(crate).hexdigest()}).encode(),
+        "/crates/pad-left-1.0.0.crate": crate,
+    }
+
+
 def _sum(files: dict[str, str]) -> str:
     """The hash that a `go.sum` has of files."""
     lines = [f"{sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items())]
     return f"h1:{b64encode(sha256(''.join(lines).encode()).digest()).decode()}"
+
+
+_WHOLE = {f"example.org/pad@v1.0.0/{name}": text for name, text in PAD.items()}
+_SUMS = {"v1.0.0": _sum(_WHOLE), "v1.0.0/go.mod": _sum({"go.mod": PAD["go.mod"]})}
+GO_APP = {**APP, "go.sum": "".join(f"example.org/pad {of} {hash}\n" for of, hash in _SUMS.items())}
 
 
 class Index(ThreadingHTTPServer):
@@ -89,12 +108,13 @@ class Handler(BaseHTTPRequestHandler):
         name = "left_pad-1.0-py3-none-any.whl"
         body = {
             "/simple/left-pad/": f'<a href="/{name}">{name}</a>'.encode(),
-            f"/{name}": _zip(WHEEL),
+            f"/{name}": zipped(WHEEL),
             "/data": b"data",
-            "/left-pad.tgz": _package(),
+            "/left-pad.tgz": package_of_npm(),
             f"{MODULE}.info": b'{"Version": "v1.0.0"}',
             f"{MODULE}.mod": PAD["go.mod"].encode(),
-            f"{MODULE}.zip": _zip(PAD, "example.org/pad@v1.0.0/"),
+            f"{MODULE}.zip": zipped(PAD, "example.org/pad@v1.0.0/"),
+            **index_of_cargo(f"http://{self.server.place}"),
         }
         self.send_response(200 if self.path in body else 404)
         self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/zip")
@@ -114,7 +134,7 @@ WHEEL = {
 }
 
 
-def _zip(files: dict[str, str], prefix: str = "") -> bytes:
+def zipped(files: dict[str, str], prefix: str = "") -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for name, text in files.items():
@@ -154,7 +174,7 @@ def layers(project: Project) -> list[Path]:
     return [path for path in (project.home / "state" / "dependencies").glob("*") if path.is_dir()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pip_installs_once_and_the_next_runs_need_no_network(project: Project, index: Index, repo: Path) -> None:
     manifest(project, index, PIP, ".venv", ".venv/bin/python -c 'import left_pad; print(left_pad.pad)'")
     assert ".venv (to be made)" in " ".join(project.runner("plan", ".").out.split())
@@ -191,6 +211,7 @@ def test_pip_installs_for_init_and_the_runs_make_no_connection(project: Project,
     records = [project.succeed() for _ in range(2)]
 
     assert begun.code == 0, begun.out + begun.err
+    assert f"to {index.place}\n" in begun.err
     assert "dependencies: [.venv]  " in begun.out
     assert "with the network of pip: python3 -m venv .venv && .venv/bin/pip install -r requirements.txt\n" in begun.out
     assert "/left_pad-1.0-py3-none-any.whl" in asked
@@ -201,6 +222,21 @@ def test_pip_installs_for_init_and_the_runs_make_no_connection(project: Project,
     told = [step(record, "dependencies")["outcome"]["message"] for record in records]
     assert all(message.startswith(".venv kept from runner init, ") for message in told)
     assert len(layers(project)) == 1
+
+
+@pytest.mark.nightly
+def test_what_init_installs_is_bounded_in_disk(project: Project, index: Index) -> None:
+    files = {"requirements.txt": "left-pad==1.0\n", ".gitignore": ".venv\n__pycache__\n", "test_pad.py": TESTED}
+    write_files(project.folder, files)
+    commit(project.folder)
+    project.env |= {"PIP_INDEX_URL": f"http://{index.place}/simple", "PIP_CONFIG_FILE": "/dev/null"}
+    project.env |= {"PIP_TRUSTED_HOST": THERE, "WORKSPACE_DEFAULT_DISK": "8M"}
+
+    begun = project.runner("init", timeout=120)
+
+    assert "its workspace grew to" in begun.out + begun.err
+    assert layers(project) == []
+    assert [*(project.home / "state" / "tmp").glob("*")] == []
 
 
 @pytest.mark.nightly
@@ -343,7 +379,7 @@ def test_a_resumed_run_has_its_dependencies_and_another_lock_file_starts_it_anew
     assert index.asked == ["/data"]
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """One of this host that is no loopback address, to which go takes no proxy."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))
@@ -353,11 +389,9 @@ def _own_address() -> str:
 @pytest.mark.nightly
 @GO.mark
 def test_go_modules_are_kept_in_the_home(project: Project, index: Index, repo: Path) -> None:
-    whole = {f"example.org/pad@v1.0.0/{name}": text for name, text in PAD.items()}
-    sums = {"v1.0.0": _sum(whole), "v1.0.0/go.mod": _sum({"go.mod": PAD["go.mod"]})}
-    write_files(repo, {**APP, "go.sum": "".join(f"example.org/pad {of} {hash}\n" for of, hash in sums.items())})
+    write_files(repo, GO_APP)
     commit(repo)
-    index.host = _own_address()
+    index.host = own_address()
     manifest(project, index, "GOPROXY=http://{place}/go go mod download", "~/go/pkg/mod", "go test ./...")
     project.edit("from: [requirements.txt]", "from: [go.mod, go.sum]")
     project.edit("network:", "toolchains: [go]\n    network:")
@@ -373,7 +407,7 @@ def test_npm_installs_for_init_from_its_registry(project: Project, index: Index)
     """As npm is configured on this host, from a registry of its own."""
     tests = {"name": "app", "version": "1.0.0", "scripts": {"test": "node -e \"require('left-pad')\""}}
     package = {**tests, "dependencies": {"left-pad": "1.0.0"}}
-    integrity = f"sha512-{b64encode(sha512(_package()).digest()).decode()}"
+    integrity = f"sha512-{b64encode(sha512(package_of_npm()).digest()).decode()}"
     locked = {"version": "1.0.0", "resolved": f"http://{index.place}/left-pad.tgz", "integrity": integrity}
     lock = {**tests, "lockfileVersion": 3, "packages": {"": package, "node_modules/left-pad": locked}}
     files = {"package.json": json.dumps(package), "package-lock.json": json.dumps(lock), ".gitignore": "node_modules\n"}
@@ -390,11 +424,15 @@ def test_npm_installs_for_init_from_its_registry(project: Project, index: Index)
     assert [record["network"] for record in records] == [[], []]
 
 
-def _package() -> bytes:
+def package_of_npm() -> bytes:
+    return packed({"package/package.json": '{"name": "left-pad", "version": "1.0.0"}', "package/index.js": ""})
+
+
+def packed(files: dict[str, str]) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, text in (("package.json", '{"name": "left-pad", "version": "1.0.0"}'), ("index.js", "")):
-            member = tarfile.TarInfo(f"package/{name}")
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
     return gzip.compress(file.getvalue(), mtime=0)

@@ -83,9 +83,9 @@ def c(project: Project) -> None:
     [
         pytest.param(python, "env PYTHONPATH=src python3 -m unittest", id="python"),
         pytest.param(node, "npm test", id="node", marks=NPM.mark),
-        pytest.param(go, "go test ./...", id="go", marks=GO.mark),
-        pytest.param(rust, "cargo test", id="rust", marks=CARGO.mark),
-        pytest.param(c, "make test", id="c", marks=[MAKE.mark, COMPILER.mark]),
+        pytest.param(go, "go test ./...", id="go", marks=[GO.mark, pytest.mark.nightly]),
+        pytest.param(rust, "cargo test", id="rust", marks=[CARGO.mark, pytest.mark.nightly]),
+        pytest.param(c, "make test", id="c", marks=[MAKE.mark, COMPILER.mark, pytest.mark.nightly]),
     ],
 )
 def test_what_init_writes_succeeds_at_the_first_apply(

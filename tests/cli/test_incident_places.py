@@ -42,7 +42,7 @@ echo x > /workspace/incident.json; echo x > /workspace/new && echo x > /output/n
 """
 WRITABLE = {"/workspace", "/output", "/home/agent", "/tmp"}
 OWN = {*WRITABLE, "/workspace/incident.json", "/incident", "/run/runner", "/run/guest"}
-SYSTEM = re.compile(r"/(usr|bin|sbin|lib|lib32|lib64)|/etc/[\w.-]+|/run/channel")
+SYSTEM = re.compile(r"/(usr|bin|sbin|lib|lib32|lib64)|/etc/(java-[\w.-]+/)?[\w.-]+|/run/channel")
 
 
 @pytest.mark.scenario("TRI-05", only="provider")

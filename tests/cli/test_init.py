@@ -212,6 +212,7 @@ def test_a_virtual_environment_of_somebody_else_is_not_written_down(project: Pro
     assert str(tmp_path) not in begun.out
 
 
+@pytest.mark.nightly
 @program("npm").mark
 def test_modules_that_are_installed_are_seen_by_the_tests_and_a_changed_tree_is_what_they_test(
     project: Project,

@@ -275,6 +275,7 @@ async def test_a_model_that_was_silent_is_why_the_time_ran_out(project: Project,
     assert re.fullmatch(r"stopped at its deadline of 14s: the model had not answered for 1\ds", told)
 
 
+@pytest.mark.nightly
 async def test_a_provider_that_stalls_costs_the_step_s_time_and_no_more(project: Project, tools: Path) -> None:
     write(project, tools, "agent: goose\nenv: {ASKS: '1'}\ntimeouts: {agent: 4s}")
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import dockerd
 from tests.support.needs import program
-from tests.support.situations import REPO, Project, git
+from tests.support.situations import REPO, Project, document, git
 
 # Not 127.0.0.1, which programs reach without a proxy, and which inside is the workspace's own.
 THERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
@@ -205,6 +205,38 @@ def test_a_look_at_what_is_reached_opens_every_step_as_far_as_policies_let_it(pr
     project.script("true", policy="network: none")
     assert project.runner("plan", ".", "--record-network").errors == ["policy.network"]
     assert "manifests of a fork get no network" in project.runner("plan", ".", "--record-network", "--untrusted").err
+
+
+@pytest.mark.parametrize(
+    ("network", "named", "words"),
+    [
+        ("{allow: [pypi.org]}", "network: {allow: [pypi.org, other.org]}", ""),
+        ("{allow: [pypi.org, more.org]}", "network: {allow: [pypi.org]}", "does not allow network more.org"),
+        ("open", "network: {allow: [pypi.org]}", "does not allow network open"),
+        ("{allow: [pypi.org]}", "network: {allow: [registries]}", "does not allow network pypi.org"),
+        ("{allow: [pip]}", "network: {allow: [pypi.org]}", "no tool of this host is asked for the hosts of `pip`"),
+        ("{allow: [pypi.org]}", "max_file_size: 1M", "manifests of a fork get no network"),
+        (
+            "{allow: [pypi.org], inject: [{name: T, from: {env: T}, host: pypi.org, bearer: true}]}",
+            "network: {allow: [pypi.org]}",
+            "an untrusted manifest may not have secret `T`",
+        ),
+    ],
+)
+def test_a_fork_reaches_what_the_policy_of_this_host_names_and_nothing_else(
+    project: Project, network: str, named: str, words: str
+) -> None:
+    """Whatever sets and policies its own documents have."""
+    project.script("true", workspace=f"network: {network}", policy="network: open")
+    project.add(document("NetworkSet", "registries", "allow: [pypi.org]"))
+    held_to = project.folder.parent / "policy.yaml"
+    held_to.write_text(document("Policy", "house", named))
+    project.env["RUNNER_UNTRUSTED_POLICY"] = str(held_to)
+
+    planned = project.runner("plan", ".", "--untrusted")
+
+    assert words in planned.err
+    assert (planned.code == 0) is (words == ""), planned.err
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def test_the_doctor_says_what_is_there(root_without_other_users: Project) -> Non
     assert (done.code, done.err) == (0, "")
 
 
+@pytest.mark.nightly
 def test_what_outgrows_a_limit_on_the_disk_is_ended_and_kept(root_without_other_users: Project) -> None:
     project = root_without_other_users
     project.script(

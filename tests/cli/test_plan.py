@@ -370,6 +370,7 @@ def test_an_empty_key_is_refused(project: Project) -> None:
     assert project.json("runs", "list") == []
 
 
+@pytest.mark.nightly
 def test_two_applies_with_one_key_give_one_run(project: Project) -> None:
     project.script("sleep 1; exit 3", provider="process")
     racing = [project.start("apply", ".", "--run-key", "deploy-7") for _ in range(4)]

@@ -188,7 +188,7 @@ def test_each_step_has_a_deadline_at_which_all_that_it_started_is_gone(
     check_end(project, record)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("repository")
 def test_after_one_signal_all_is_over_within_the_stop_budget(project: Project) -> None:
     """As of a CI that sends TERM, and KILL when its own patience is over."""
@@ -205,7 +205,7 @@ def test_after_one_signal_all_is_over_within_the_stop_budget(project: Project) -
     check_end(project, record)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("provider", ["local", "process"])
 def test_what_a_command_leaves_running_is_killed_and_said(project: Project, provider: str) -> None:
     project.script("setsid sleep 1000 & echo done", provider=provider)

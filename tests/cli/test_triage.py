@@ -217,7 +217,7 @@ def test_a_run_outlives_its_terminal_and_is_returned_to_from_another(project: Pr
     assert (project.folder / "INC-1" / "output" / "investigation.md").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_whoever_stops_looking_stops_nothing(project: Project, claude: Path) -> None:
     running = project.start(*line(project, claude, WAITS))
     wait_for_first_words(project)
@@ -369,7 +369,7 @@ CITES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_report_that_cites_what_is_not_there_fails_and_a_command_that_never_ran_is_told(
     project: Project, claude: Path
 ) -> None:
@@ -452,7 +452,7 @@ LOOKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("kubectl")
 def test_a_cluster_is_read_through_the_runner_and_told_of(project: Project, claude: Path, authority: Path) -> None:
     (claude / "bin" / "claude").write_text(TALKS)

@@ -50,7 +50,7 @@ async def run_with_model(project: Project, turns: list[dict[str, Any]], *argumen
         return await trio.to_thread.run_sync(partial(project.runner, *arguments))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_triage_whose_time_was_up_is_continued_with_more_of_it_and_what_it_had_found(
     project: Project, claude: Path
 ) -> None:

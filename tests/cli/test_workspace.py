@@ -490,6 +490,13 @@ while :; do read now rest < /proc/uptime; echo "lived at $now" > last; sleep 0.0
 """
 
 
+def seconds_between_asking_and_the_end(project: Project, id: str) -> float:
+    """Of ``STUBBORN`` in a workspace that was destroyed."""
+    patch = (project.home / "state" / "saved" / id / "work.patch").read_text()
+    asked, lived = (float(re.findall(rf"^\+{word} at (.*)$", patch, re.M)[0]) for word in ("asked", "lived"))
+    return lived - asked
+
+
 @pytest.mark.slow
 @by_provider("LIF-09", dockerd.GVISOR.mark)
 def test_destroying_asks_a_command_waits_ten_seconds_and_then_forces_it(
@@ -501,9 +508,7 @@ def test_destroying_asks_a_command_waits_ten_seconds_and_then_forces_it(
     done = run_on("workspace", "destroy", id)
 
     assert (done.code, done.err) == (0, "")
-    patch = (project.home / "state" / "saved" / id / "work.patch").read_text()
-    asked, lived = (float(re.findall(rf"^\+{word} at (.*)$", patch, re.M)[0]) for word in ("asked", "lived"))
-    assert 9 < lived - asked < 13
+    assert 9 < seconds_between_asking_and_the_end(project, id) < 13
     assert read_json(run_on, "workspace", "list") == []
     process.communicate(timeout=60)
 

@@ -6,10 +6,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.cli import confirm
+from runner.cli import confirm, remote
 from runner.cli.output import Output
 from runner.cli.reports import Reports, add_report_arguments, open_reports, show_comparisons
-from runner.cli.requests import add_quiet_argument, add_request_arguments, manifests_of, nearest_manifests, request_of
+from runner.cli.requests import add_quiet_argument, add_request_arguments, manifests_of, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +28,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         "path",
         nargs="?",
         type=Path,
-        default=nearest_manifests(),
         help="manifests or a saved plan; - reads standard input",
     )
     add_request_arguments(parser)
+    remote.add_argument(parser)
     parser.add_argument("--run-key", metavar="KEY", help="a second apply with this key attaches to the first's runs")
     parser.add_argument("--output", choices=("text", "jsonl"), default="text", help="jsonl: every event as it happens")
     add_quiet_argument(parser)
@@ -40,6 +40,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
+    from runner.core.settings import current
+
+    settings = current()
+    if (server := remote.server_of(args, settings)) is not None:
+        return remote.apply(args, settings, server, out)
     return apply(args, out)
 
 
@@ -63,12 +68,12 @@ def apply(args: Namespace, out: Output, turns: Path | None = None) -> int:
 
     async def whole(reports: Reports) -> Sequence[RunRecord] | None:
         path, request = manifests_of(args), request_of(args, settings)
-        if args.path.suffix == ".json":
+        if path.suffix == ".json":
             from runner.ops.planning.saved_plan import load_plan
 
             if request != Request():
                 raise UsageError("a saved plan runs as it is", hint="plan with these arguments, and save that")
-            planned = await load_plan(args.path, settings)
+            planned = await load_plan(path, settings)
             refuse_installed(planned.path)
         else:
             refuse_installed(path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
-    from runner.ops.init import InitResult
+    from runner.ops.init.begin import InitResult
 
 SUMMARY = "write a first .runner/ for this repository"
 GROUP = "start here"
@@ -31,7 +31,7 @@ def main(args: Namespace, out: Output) -> int:
     from runner.cli.signals import run_cancellable
     from runner.core.errors import UsageError
     from runner.core.settings import current
-    from runner.ops.init import begin
+    from runner.ops.init.begin import begin
     from runner.ops.init.quickstart import copy_quickstart
 
     if args.quickstart is not None:

@@ -8,8 +8,9 @@ from shlex import quote
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
+from runner.cli import remote
 from runner.cli.output import Output
-from runner.cli.requests import WHERE, add_request_arguments, manifests_of, nearest_manifests, request_of
+from runner.cli.requests import WHERE, add_request_arguments, manifests_of, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,8 @@ DIFFERS = 9
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", type=Path, default=nearest_manifests(), help=WHERE)
+    parser.add_argument("path", nargs="?", type=Path, help=WHERE)
+    remote.add_argument(parser)
     add_request_arguments(parser)
     parser.add_argument("--offline", action="store_true", help="look at nothing but the manifests; cannot be applied")
     parser.add_argument("--save", metavar="FILE", type=Path, help="write the plan for a later `runner apply FILE`")
@@ -45,6 +47,8 @@ def main(args: Namespace, out: Output) -> int:
     from runner.ops.planning.refusals import outside_of, refusals
 
     settings = current()
+    if (server := remote.server_of(args, settings)) is not None:
+        return remote.plan(args, settings, server, out)
     path = manifests_of(args)
     if path.suffix == ".json":
         word = quote(str(path))
@@ -88,7 +92,6 @@ def _show(
 ) -> None:
     from runner.report.diagnostics import as_json
     from runner.report.plan import render_plan, render_summary
-    from runner.report.plan_graph import render_dot, render_mermaid
 
     match args.output:
         case "json":
@@ -97,10 +100,10 @@ def _show(
             from runner.report.html.plan import render_plan as render_page
 
             out.verbatim(render_page(plan, compared, missing))
-        case "mermaid":
-            out.line(render_mermaid(plan))
-        case "dot":
-            out.line(render_dot(plan))
+        case "mermaid" | "dot":
+            from runner.report.plan_graph import render_dot, render_mermaid
+
+            out.line((render_dot if args.output == "dot" else render_mermaid)(plan))
         case _ if args.summary:
             out.line(render_summary(plan, compared=compared, missing=len(missing)))
         case _:

@@ -100,7 +100,10 @@ async def _carry_on(
     from runner.report import triage
 
     async def carried_on(*sinks: Sink) -> RunRecord:
-        async with start_resumed(resuming, settings, sinks, redactor=redactor) as run, stop_at_signals(run.cancel):
+        async with (
+            start_resumed(resuming, settings, sinks, redactor=redactor, advise=lambda one: out.findings([one])) as run,
+            stop_at_signals(run.cancel),
+        ):
             return await run.wait()
 
     notes = [f"note: {note}" for note in resuming.notes]

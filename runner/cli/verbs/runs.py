@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from runner.cli import remote
 from runner.cli.output import Output
 from runner.cli.verbs import _deliver, _list, _logs, _network, _show
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from runner.core.settings import Settings
     from runner.ops.runs.history import StoredRun
 
-SUMMARY = "what happened, and what came of it: list, show, logs, network, attach, patch, branch, apply, push, export"
+SUMMARY = "what happened, and what came of it: list, show, logs, attach, cancel, patch, branch, apply, push, export"
 GROUP = "runs"
 EXAMPLES = (
     "runner runs list --status failed --since 2d",
@@ -21,6 +22,7 @@ EXAMPLES = (
     "runner runs logs last verify",
     "runner runs network last",
     "runner runs attach last",
+    "runner runs cancel 7k3q --server https://runner.example.org",
     "runner runs compare 3f9c 7k3q",
     "runner runs patch last",
     "runner runs branch last --name fix/totals",
@@ -32,7 +34,9 @@ EXAMPLES = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    _list.add_arguments(verbs.add_parser("list", help=_list.SUMMARY, description=_list.SUMMARY, allow_abbrev=False))
+    listed = verbs.add_parser("list", help=_list.SUMMARY, description=_list.SUMMARY, allow_abbrev=False)
+    _list.add_arguments(listed)
+    remote.add_argument(listed)
 
     def add(name: str, summary: str) -> ArgumentParser:
         verb: ArgumentParser = verbs.add_parser(name, help=summary, allow_abbrev=False)
@@ -45,6 +49,11 @@ def add_arguments(parser: ArgumentParser) -> None:
             verb.add_argument("--output", choices=_show.FORMS, default="text")
         if name == "logs":
             _logs.add_arguments(verb)
+        if name in remote.OF_RUNS:
+            remote.add_argument(verb)
+    remote.add_argument(
+        add("cancel", "end the work of a run, wherever its runner is; again: end its finalize phase too")
+    )
     reached = add("network", "the hosts that its commands reached, and those that were refused")
     reached.add_argument("--output", choices=_network.FORMS, default="text")
     attached = add("attach", "follow a run to its end; Ctrl-C stops the looking, never the run")
@@ -62,6 +71,13 @@ def main(args: Namespace, out: Output) -> int:
     from runner.ops.runs import history
 
     settings = current()
+    if (server := remote.server_of(args, settings)) is not None:
+        return remote.runs(args, settings, server, out)
+    if args.what == "cancel":
+        from runner.ops.runs.cancel import cancel_run
+
+        out.line(f"run {trio.run(cancel_run, settings, args.run)} was told to stop")
+        return 0
     if args.what == "list":
         _list.show(args, settings, out)
         return 0

@@ -18,7 +18,9 @@ EXAMPLES = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--listen", metavar="WHERE", help="unix:PATH, or ADDRESS:PORT; a socket in RUNNER_HOME for its owner only"
+        "--listen",
+        metavar="WHERE",
+        help="unix:PATH, ADDRESS:PORT, or systemd; a socket in RUNNER_HOME for its owner only",
     )
     parser.add_argument(
         "--host", metavar="NAME", action="append", default=[], help="a name that clients have for it; may be repeated"
@@ -26,11 +28,25 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--manifests", metavar="PATH", type=Path, help="file or folder of the runs that clients may start; none"
     )
+    parser.add_argument(
+        "--mcp-servers", metavar="PATH", type=Path, help="file or folder of the MCP servers that it hosts; none"
+    )
     parser.add_argument("--certificate", metavar="FILE", type=Path, help="certificates for TLS, in PEM")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key of the certificate, in PEM")
     parser.add_argument(
         "--behind-proxy", action="store_true", help="other machines reach it through a proxy that ends TLS"
     )
+    parser.add_argument("--oidc-issuer", metavar="URL", help="take the tokens of an OpenID Connect issuer too")
+    parser.add_argument("--oidc-audience", metavar="NAME", help="what its tokens must be for")
+    parser.add_argument(
+        "--oidc-grant",
+        metavar=("SCOPE", "CLAIM=VALUE"),
+        nargs="+",
+        action="append",
+        default=[],
+        help="what its tokens with all of these claims may do; may be repeated",
+    )
+    parser.add_argument("--rate", metavar="REQUESTS", type=int, default=200, help="of a token a second; 200")
     parser.add_argument(
         "--drain", metavar="SECONDS", type=float, default=30.0, help="what requests get when it is told to end; 30"
     )
@@ -42,13 +58,16 @@ def main(args: Namespace, out: Output) -> int:
     import trio
 
     from runner.cli.signals import run_cancellable, stop_at_signals
-    from runner.core.errors import ServerMissing
+    from runner.core.errors import ServerMissing, UsageError
     from runner.core.settings import current
 
     if find_spec("starlette") is None or find_spec("hypercorn") is None:
         raise ServerMissing("the server is not installed", hint="pip install 'plan-runner[server]'")
+    from runner.server.oidc import read_options
     from runner.server.serve import SOCKET, ServerOptions, serve
 
+    if args.rate < 1:
+        raise UsageError(f"`--rate {args.rate}` lets nothing through", hint="a whole number from 1")
     settings = current()
     options = ServerOptions(
         listen=args.listen or f"unix:{settings.home / SOCKET}",
@@ -57,7 +76,10 @@ def main(args: Namespace, out: Output) -> int:
         key=args.key,
         behind_proxy=args.behind_proxy,
         manifests=args.manifests,
+        mcp_servers=args.mcp_servers,
         drain_seconds=args.drain,
+        oidc=read_options(args.oidc_issuer, args.oidc_audience, args.oidc_grant),
+        rate=args.rate,
     )
 
     async def whole() -> None:

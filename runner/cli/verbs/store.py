@@ -1,20 +1,26 @@
-"""``runner store rebuild``: read a lost or damaged store anew; exit 7 when something cannot be read."""
+"""``runner store``: carry it to another database, or read a lost one anew; exit 7 when something cannot be read."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
+from runner.core.sanitize import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from runner.ops.host.rebuild_store import RebuildResult
 
-SUMMARY = "the journal of all runs: rebuild it from what their directories have"
+SUMMARY = "the journal of all runs: carry it to another database, rebuild it from what their directories have"
 GROUP = "this host"
-EXAMPLES = ("runner store rebuild",)
+EXAMPLES = (
+    "runner store export store.jsonl",
+    "runner store import store.jsonl",
+    "runner store rebuild",
+)
 UNREAD = 7
 
 
@@ -22,14 +28,37 @@ def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     summary = "add what a lost, damaged or older store lacks; one that cannot be read is put beside"
     rebuild = verbs.add_parser("rebuild", help=summary, description=summary, allow_abbrev=False)
-    rebuild.add_argument("--output", choices=("text", "json"), default="text")
+    summary = "write all that the store has to a new file, one state of it, while others may use it"
+    export = verbs.add_parser("export", help=summary, description=summary, allow_abbrev=False)
+    export.add_argument("file", metavar="FILE", type=Path, help="a new file, which only you can read")
+    summary = "fill an empty store with what an export has"
+    import_ = verbs.add_parser("import", help=summary, description=summary, allow_abbrev=False)
+    import_.add_argument("file", metavar="FILE", type=Path, help="what `runner store export` has written")
+    for verb in (rebuild, export, import_):
+        verb.add_argument("--output", choices=("text", "json"), default="text")
 
 
 def main(args: Namespace, out: Output) -> int:
     import trio
 
+    from runner.core.settings import current
+
+    if args.what == "rebuild":
+        return _rebuild(args, out)
+    from runner.ops.host.move_store import export_store, import_store
+
+    rows = trio.run(export_store if args.what == "export" else import_store, current(), args.file)
+    if args.output == "json":
+        out.json({"file": str(args.file), "rows": rows})
+    else:
+        out.line(f"{rows} rows {'written to' if args.what == 'export' else 'read from'} {sanitize(str(args.file))}")
+    return 0
+
+
+def _rebuild(args: Namespace, out: Output) -> int:
+    import trio
+
     from runner.core.codec import plain
-    from runner.core.sanitize import sanitize
     from runner.core.settings import current
     from runner.ops.host.rebuild_store import rebuild_store
 

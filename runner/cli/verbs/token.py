@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.cli.verbs._workspace import line, moment
+
+if TYPE_CHECKING:
+    from runner.ports.store import Store
 
 SUMMARY = "tokens for clients of the server: create, list, revoke"
 GROUP = "server"
@@ -27,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="SCOPE",
         action="append",
         required=True,
-        help="admin, admin:ro, project:NAME or project:NAME:ro; may be repeated",
+        help="admin, admin:ro, project:NAME or project:NAME:ro, which may be repeated; or session:ID, for MCP alone",
     )
     listing = verbs.add_parser("list", help="every token with its scopes", allow_abbrev=False)
     listing.add_argument("--output", choices=("text", "json"), default="text")
@@ -37,20 +41,33 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
+    from runner.cli.signals import run_cancellable
     from runner.core.settings import current
-    from runner.ops.host import tokens
+    from runner.ops.host.state import make_home, open_state
 
     settings = current()
+
+    async def whole() -> None:
+        make_home(settings)
+        async with open_state(settings) as store:
+            await _perform(args, store, out)
+
+    run_cancellable(whole)
+    return 0
+
+
+async def _perform(args: Namespace, store: Store, out: Output) -> None:
+    from runner.ops.host import tokens
+
     match args.what:
         case "create":
-            out.line(tokens.create_token(settings, args.name, tuple(args.scope)))
+            out.line(await tokens.create_token(store, args.name, tuple(args.scope)))
         case "revoke":
-            tokens.revoke_token(settings, args.name)
+            await tokens.revoke_token(store, args.name)
             out.line(f"token {args.name} is revoked")
         case _ if args.output == "json":
-            found = tokens.list_tokens(settings)
+            found = await tokens.list_tokens(store)
             out.json([{"name": one.name, "scopes": list(one.scopes), "created": one.created} for one in found])
         case _:
-            for one in tokens.list_tokens(settings):
+            for one in await tokens.list_tokens(store):
                 line(out, f"{one.name:<20} {moment(one.created)}  {' '.join(one.scopes)}")
-    return 0

@@ -16,6 +16,7 @@ SUMMARY = "call a tool in a workspace: bash, read, write, edit, glob, grep, git"
 GROUP = "workspaces"
 EXAMPLES = (
     "runner tool bash 3f9c 'make test' --timeout 600",
+    "runner tool bash 3f9c 'cd src && . env' --shell work",
     "runner tool read 3f9c src/shop.py --offset 20 --limit 10",
     "runner tool write 3f9c notes.md",
     "runner tool edit 3f9c src/shop.py --old 'VAT = 19' --new 'VAT = 20'",
@@ -39,6 +40,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     path = ("file_path", "PATH", "relative to the workspace")
     bash = add("bash", "run a command line, and exit as it does", ("command", "COMMAND", "for bash, or sh without it"))
     bash.add_argument("--workdir", metavar="DIR", help="where to run it")
+    bash.add_argument(
+        "--shell", metavar="NAME", help="go on with the directory and variables that the last call has left"
+    )
     bash.add_argument("--timeout", metavar="SECONDS", type=float, help="then its whole tree is ended; 120")
     read = add("read", "lines of a file, or the names in a directory", path)
     read.add_argument("--offset", metavar="LINE", type=int, help="the first line, from 1")
@@ -70,7 +74,7 @@ def main(args: Namespace, out: Output) -> int:
     from runner.core.errors import UsageError
     from runner.core.settings import current
     from runner.ops.workspaces.leases import EXEC
-    from runner.ops.workspaces.tools import open_for_tools, require_tool, tool
+    from runner.ops.workspaces.tools import open_for_tools, outputs_of, require_tool, tool
 
     given = {name: value for name, value in vars(args).items() if value is not None}
     if args.what == "write":
@@ -86,7 +90,11 @@ def main(args: Namespace, out: Output) -> int:
     async def call(env: WorkspaceEnv) -> Any:
         require_tool(await env.store.workspace(args.id), args.what)
         async with open_for_tools(env, args.id, EXEC) as opened:
-            return await opened.call(args.what, arguments)
+            result = await opened.call(args.what, arguments)
+            for name in ("stdout", "stderr"):
+                if handle := getattr(result, f"{name}_handle", None):
+                    out.complain(f"the whole {name} is in {outputs_of(env, opened.row.id).find(handle)}")
+            return result
 
     result = run_with_env(current(), out, call)
     if args.output == "json":

@@ -1,0 +1,108 @@
+"""``runner mcp hosted`` and ``runner mcp approve``: MCP servers that a server of this host hosts, or has hosted."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.output import Output
+from runner.cli.verbs._workspace import line, moment, run_with_env
+from runner.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from runner.ops.mcp.records import Approved, HostedRecord
+    from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+
+
+def add_arguments(verbs: _SubParsersAction[ArgumentParser]) -> None:
+    summary = "MCP servers that `runner serve` hosts: list, logs, restart"
+    hosted = verbs.add_parser("hosted", help=summary, description=summary, allow_abbrev=False)
+    each = hosted.add_subparsers(dest="do", metavar="WHAT", required=True)
+    listing = each.add_parser("list", help="each server, by name", allow_abbrev=False)
+    listing.add_argument("--output", choices=("text", "json"), default="text")
+    for name, summary in (
+        ("logs", "show what a server has written to its standard error, and when it ended"),
+        ("restart", "end a server and start it anew"),
+    ):
+        verb = each.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        verb.add_argument("name", metavar="NAME", help="that of its manifest")
+    summary = "show how a hosted server differs from what was approved, and approve it"
+    approve = verbs.add_parser("approve", help=summary, description=summary, allow_abbrev=False)
+    approve.add_argument("name", metavar="NAME", help="that of its manifest")
+    approve.add_argument("--yes", action="store_true", help="approve what is shown")
+
+
+def main(args: Namespace, out: Output) -> int:
+    from runner.core.settings import current
+
+    async def work(env: WorkspaceEnv) -> None:
+        await _perform(args, env, out)
+
+    run_with_env(current(), out, work)
+    return 0
+
+
+async def _perform(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
+    from runner.core.codec import plain
+    from runner.ops.mcp import records
+
+    match args.what, getattr(args, "do", ""):
+        case "approve", _:
+            await _approve(args, env, out)
+        case _, "logs":
+            out.raw(await _log(env, await records.find_hosted(env.store, args.name)))
+        case _, "restart":
+            await records.ask_restart(env.store, args.name)
+            line(out, f"{args.name} is to be started anew")
+        case _ if args.output == "json":
+            out.json([plain(one) for one in await records.list_hosted(env.store)])
+        case _:
+            for one in await records.list_hosted(env.store):
+                pending = "  changed: runner mcp approve" if one.pending else ""
+                line(out, f"{one.name:<20} {one.state:<9} {moment(one.since)}  {one.detail}{pending}")
+
+
+async def _log(env: WorkspaceEnv, record: HostedRecord) -> bytes:
+    import trio
+
+    from runner.core.sanitize import escape_unprintable
+    from runner.ops.mcp.hosting import LOG
+
+    def read() -> bytes:
+        log = env.folder(record.workspace or "") / LOG
+        found = [path.read_bytes() for path in (log.with_suffix(".old"), log) if path.is_file()]
+        lines = b"".join(found).decode(errors="replace").splitlines()
+        return "".join(f"{escape_unprintable(one)}\n" for one in lines).encode()
+
+    return await trio.to_thread.run_sync(read)
+
+
+async def _approve(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
+    """Show the differences, and approve them. Raises ``UsageError`` without consent."""
+    from difflib import unified_diff
+
+    from runner.core.sanitize import escape_unprintable
+    from runner.ops.mcp import records
+
+    record = await records.find_hosted(env.store, args.name)
+    if not record.pending:
+        line(out, f"{args.name} is as it was approved")
+        return
+    before, after = _lines(record.approved), _lines(record.seen)
+    for each in unified_diff(before, after, "approved", "now", lineterm="", n=1):
+        out.line(escape_unprintable(each))
+    if not args.yes:
+        raise UsageError(f"`{args.name}` has changed", hint=f"runner mcp approve {args.name} --yes")
+    await records.approve(env.store, args.name, record.seen)
+    line(out, f"{args.name} is approved as it is now")
+
+
+def _lines(approved: Approved) -> list[str]:
+    tools: dict[str, Any] = approved.tools or {}
+    found = [f"image: {approved.image or 'none'}"]
+    for name in sorted(tools):
+        found += [f"tool {name}", *json.dumps(tools[name], indent=2, ensure_ascii=False).splitlines()]
+    return found
