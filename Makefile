@@ -3,6 +3,7 @@ PYTHON ?= python3
 UV ?= $(BIN)/uv
 BIN := .venv/bin
 GUEST := runner/guest/build.py $(wildcard runner/guest/*.[ch])  # the installation compiles it
+export PYTHONDONTWRITEBYTECODE :=  # commands of the tests would be compiled a thousand times
 export RUNNER_HOME ?= $(CURDIR)/.runner-state
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -68,7 +69,8 @@ test: setup
 	@$(MAKE) --no-print-directory .venv/tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	@# The tests are compiled beside mypy, once; else each of the four workers would.
+	$(BIN)/pytest -qq --collect-only -m 'not nightly' >/dev/null & $(BIN)/mypy && wait
 	$(SUITE) -n 4 -m 'not nightly' --check-scenarios claims
 
 nightly:

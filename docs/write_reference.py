@@ -65,16 +65,19 @@ SETTINGS = {
     "RUNNER_MIRROR_LIMIT": "Disk for the mirrors of remote repositories together.",
     "RUNNER_DEPENDENCIES_LIMIT": "Disk for all dependencies together that commands have made.",
     "RUNNER_GIT_CREDENTIALS": "What https git servers get: `none`, `netrc`, `HOST=env:NAME` or `HOST=file:/PATH`.",
+    "RUNNER_UNTRUSTED_POLICY": "File of a `Policy` that [`--untrusted`](../howto/forks.md) holds manifests to.",
     "WORKSPACE_PROVIDERS": "Providers to try in turn, for agent types that name none.",
     "WORKSPACE_TTL": "How long a workspace lives after its last use.",
     "WORKSPACE_MAX_AGE": "How long a workspace lives at most.",
     "RUN_RETENTION": "How long `runner gc` keeps a run after its end.",
+    "RUNNER_SERVER": "URL of a [server](../howto/server.md) for `plan`, `apply` and `runs`, instead of this host.",
     "DOCKER_HOST": "Address of the docker daemon; without it, that of docker's current context.",
     "RUNNER_ANTHROPIC_URL": "Where the gateway reaches models of Anthropic.",
     "RUNNER_OPENAI_URL": "Where the gateway reaches models of OpenAI.",
     "RUNNER_GEMINI_URL": "Where the gateway reaches models of Google.",
 }
 OTHER_VARIABLES = (
+    ("`RUNNER_TOKEN`", "Token for `RUNNER_SERVER`, from `runner token create` there."),
     ("`ANTHROPIC_API_KEY`", "Key for models of Anthropic; stays with the gateway."),
     ("`OPENAI_API_KEY`, `CODEX_API_KEY`", "Key for models of OpenAI; the first that is set counts."),
     ("`GEMINI_API_KEY`, `GOOGLE_API_KEY`", "Key for models of Google; the first that is set counts."),
@@ -212,6 +215,7 @@ def _meaning(action: Action) -> str:
 KINDS = {
     "AgentType": "For authors of manifests: an agent, and the workspace that it works in.",
     "IncidentRun": "For authors of manifests: one piece of work, and how its result is judged.",
+    "McpServer": "For whoever gives agents tools: a server of the Model Context Protocol that `runner serve` hosts.",
     "NetworkSet": "For whoever runs the registries of a team: hosts under one name, for networks to allow together.",
     "Policy": "For whoever decides what agents may do: the ceilings of a run.",
     "Project": "For authors of manifests: what the runs of one repository have in common.",

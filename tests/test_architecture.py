@@ -21,6 +21,7 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"ops"},
     {"testing"},
     {"fake_model"},
+    {"client"},
     {"providers", "gateway", "cluster", "agents", "git", "store", "artifacts"},
     {"sandbox"},
     {"engine", "guest", "network"},
@@ -81,6 +82,7 @@ def loaded_by(*arguments: str) -> set[str]:
 HEAVY = {
     "starlette",
     "hypercorn",
+    "mcp",
     "trio",
     "pydantic",
     "dulwich",

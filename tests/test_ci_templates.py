@@ -291,6 +291,7 @@ def test_a_release_is_cached_and_anything_else_is_not(version: str, package: str
     assert {f"package={package}", f"release={release}"} < set(output.read_text().splitlines())
 
 
+@pytest.mark.nightly
 def test_where_ubuntu_forbids_namespaces_only_this_bubblewrap_gets_them(host: Host) -> None:
     """No such kernel here: its answer is given, and what root would be told is recorded."""
     tools = {

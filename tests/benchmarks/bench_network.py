@@ -1,7 +1,8 @@
 """The egress proxy beside a direct connection to what is behind it: plain, and with TLS ended for a credential.
 
 Run: ``python tests/benchmarks/bench_network.py``. Targets, over TCP: the first byte comes at most 2 ms later; a
-download is at least 0.7 as fast, 0.5 where TLS is ended; 200 connections at once in bounded memory.
+download is at least 0.7 as fast, 0.5 where TLS is ended; 200 connections at once in bounded memory. Beside that, curl
+inside a workspace, whose bytes go through its guest as well.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from runner.core.injection import Injection
 from runner.core.redact import Secret
 from runner.network.proxy import open_egress
 from runner.ports.network import Credential
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
+from runner.providers.local import LocalProvider
 from tests.benchmarks.bench_gateway import rss
 from tests.benchmarks.sizes import amount, rounds
 
@@ -65,19 +68,20 @@ def serve(certificate: str) -> None:
     accept(listeners[1], True)
 
 
+async def loopback(host: str) -> Sequence[Address]:
+    return [ip_address("127.0.0.1")]
+
+
 async def proxy(certificate: str, plain: str, secure: str) -> None:
     """Let commands through to both ports, and on another port of the proxy with a credential to the secure one."""
-
-    async def resolve(host: str) -> Sequence[Address]:
-        return [ip_address("127.0.0.1")]
 
     rules = NetworkSpec(tuple(parse_rule(f"a.test:{port}", private=True) for port in (plain, secure)))
     injection = Injection(host="a.test", port=int(secure), secret="T", how="bearer")
     ended = [Credential(injection, Secret("T", b"t0ken-of-bench"))]
     reach = {"SSL_CERT_FILE": certificate}
     async with (
-        open_egress(rules, lambda one: None, reach=reach, resolve=resolve) as tunnels,
-        open_egress(rules, lambda one: None, ended, reach=reach, resolve=resolve) as ends,
+        open_egress(rules, lambda one: None, reach=reach, resolve=loopback) as tunnels,
+        open_egress(rules, lambda one: None, ended, reach=reach, resolve=loopback) as ends,
         trio.open_nursery() as nursery,
     ):
         ports = []
@@ -136,6 +140,7 @@ def main() -> None:
             measure("plain", (plain, None, None), (plain, tunnel, None))
             measure("TLS through a tunnel", (secure, None, trust), (secure, tunnel, trust))
             measure("TLS ended", (secure, None, trust), (secure, ended, ours))
+            trio.run(inside, Path(folder), plain)
             for name, way in (("", (plain, tunnel, None)), (", TLS ended", (secure, ended, ours))):
                 before = rss(pid)
                 crowd(*way)
@@ -158,6 +163,29 @@ def measure(name: str, direct: Way, through: Way) -> None:
             found.append(SIZE / fetch(*way, SIZE)[1] / MIB)
     one, other = (statistics.median(found) for found in speeds)
     print(f"{name}: {one:.0f} MiB/s direct, {other / one:.2f} of it")
+
+
+async def inside(folder: Path, port: int) -> None:
+    """Download with curl on this host, and in a workspace of `local` by both ways of asking for plain HTTP."""
+    speed = ["curl", "-sS", "-o", "/dev/null", "-w", "%{speed_download}"]
+    provider = LocalProvider(folder)
+    handle = await provider.create(WorkspaceRequest(id="bench", run="run", nonce="nonce"))
+    rules = NetworkSpec((parse_rule(f"a.test:{port}", private=True),))
+    egress = open_egress(rules, lambda one: None, reach={}, resolve=loopback)
+    async with (
+        provider.open(handle, SandboxSpec()) as workspace,
+        egress as session,
+        workspace.listen(session.serve) as ours,
+    ):
+        through = ["--proxy", f"http://127.0.0.1:{ours}", f"http://a.test:{port}/{SIZE}"]
+        found: list[list[float]] = []
+        for _ in range(rounds(5)):
+            direct = await trio.run_process([*speed, f"http://127.0.0.1:{port}/{SIZE}"], capture_stdout=True)
+            asked = [await workspace.run([*speed, *more, *through]) for more in ([], ["--proxytunnel"])]
+            found.append([float(text) for text in (direct.stdout, *(one.stdout for one in asked))])
+    await provider.destroy(handle)
+    host, url, tunnel = (statistics.median(rates) for rates in zip(*found, strict=True))
+    print(f"curl inside a workspace: {url / host:.2f} and, by CONNECT, {tunnel / host:.2f} of {host / MIB:.0f} MiB/s")
 
 
 def crowd(port: int, through: int, trust: ssl.SSLContext | None) -> None:

@@ -23,6 +23,7 @@ NEEDS = {
     "bench_docker": dockerd.DOCKER,
     "bench_pool": dockerd.DOCKER,
     "bench_triage": AGENTS,
+    "bench_volumes": dockerd.DOCKER,
 }
 MOST = {"runner validate": 1.5, "runner plan": 2.6, "runner runs list": 1.25, "runner apply": 3.7}
 

@@ -28,6 +28,7 @@ from runner.ports.cluster import ClusterGrant, ClusterRequest, ClusterSession
 from tests.skills.api_server import Cluster
 from tests.support.gateway_wire import Client, Connecting, Heard, Provider, Said
 from tests.support.kubernetes import CONTEXT, NAMESPACE, POD, SECRET, TOKEN, Api, serving
+from tests.support.params import nightly
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 LOG = f"{PODS}/{POD}/log"
@@ -238,7 +239,7 @@ async def test_an_error_that_never_ends_is_passed_on_as_it_comes(
     async with scripted(tmp_path, authority, endless) as (line, _):
         client = line.connect()
         await client.send("GET", f"{PODS}?watch=true")
-        with trio.fail_after(1):
+        with trio.fail_after(20):
             heard = await client.receive(until=b"no")
 
     assert (heard.status, heard.whole) == (403, False)
@@ -579,7 +580,7 @@ async def test_rights_are_what_the_cluster_says_of_its_credential(api: Api, tmp_
         pytest.param(Said([b"{}"], status=201, stalls=60), "no answer in 5 s", id="hangs"),
         pytest.param(Said([b"{}"], status=500), "the cluster answered 500", id="fails"),
         pytest.param(Said([b"[]"], status=201), "the cluster answered 201 without saying it", id="no object"),
-        pytest.param(Said([b"{}"] * 70_000, status=201), "the cluster answered 201 without saying it", id="long"),
+        nightly(Said([b"{}"] * 70_000, status=201), "the cluster answered 201 without saying it", id="long"),
     ],
 )
 async def test_rights_that_nobody_tells_are_not_known_which_is_said_once(

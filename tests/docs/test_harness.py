@@ -72,6 +72,7 @@ def test_files_that_a_page_shows_are_there(tmp_path: Path) -> None:
     assert differences("page.md", session(read_page(page), tmp_path)) == ""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("given", ["python-project", "node-project", "go-project", "incident", "cluster", "checkout"])
 def test_a_situation_is_prepared(given: str, tmp_path: Path) -> None:
     commands = {

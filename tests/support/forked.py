@@ -183,6 +183,22 @@ def _open_the_way(place: Path) -> None:
         os.close(behind)
 
 
+def change_user(user: int) -> None:
+    """Be another user, who can read this checkout and its interpreter."""
+    for place in (ROOT, Path(sys.base_prefix)):
+        _open_the_way(place)
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def run_as(user: int) -> None:
+    """Be the command, with this process's arguments, of another user; importing comes first."""
+    load_everything()
+    here = {"cwd": os.getcwd(), "env": dict(os.environ), "arguments": sys.argv[1:], "descriptors": None, "user": user}
+    _become(here, [os.dup(1), os.dup(2)])
+
+
 def _become(request: Mapping[str, object], descriptors: Sequence[int]) -> None:
     """What the interpreter does from the entry point on, to its end."""
     from runner.cli.main import entry
@@ -195,15 +211,10 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int]) -> None:
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    if isinstance(request["user"], int):
-        for place in (ROOT, Path(sys.base_prefix)):
-            _open_the_way(place)
+    if isinstance(user := request["user"], int):
+        change_user(user)
     if isinstance(files := request["descriptors"], int):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    if isinstance(user := request["user"], int):
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
     code = 1
     try:
         code = entry()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import gzip
+import json
 import os
 import shutil
 import socket
@@ -11,9 +12,10 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,7 +27,7 @@ Answer = Callable[["Handler"], bool]
 class Handler(BaseHTTPRequestHandler):
     """Hands a request to ``git http-backend``, unless the server's ``answer`` says that it has answered."""
 
-    server: _Server
+    server: Server
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
@@ -35,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         self._back_end()
 
-    do_POST = do_GET
+    do_POST = do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None: ...
 
@@ -79,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-class _Server(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     root: Path
@@ -87,10 +89,11 @@ class _Server(ThreadingHTTPServer):
     version = 2
     seen: list[str]
 
-    def shutdown_request(self, request: ssl.SSLSocket) -> None:  # type: ignore[override]  # they are wrapped here
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]  # sockets are what it serves
         with suppress(OSError, ValueError):
             request.settimeout(1)
-            request.unwrap()
+            if isinstance(request, ssl.SSLSocket):
+                request.unwrap()
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -101,13 +104,43 @@ class _Server(ThreadingHTTPServer):
 class Https:
     """A server of the repositories in ``root``; ``env`` makes a client trust it."""
 
-    server: _Server
+    server: Server
     url: str
     env: dict[str, str] = field(default_factory=dict)
 
     @property
     def asked(self) -> int:
         return len(self.server.seen)
+
+
+def lfs_server(contents: Sequence[bytes]) -> Answer:
+    """Answer as a server of LFS with these files; other requests are left to git."""
+    known = {sha256(content).hexdigest(): content for content in contents}
+
+    def answer(handler: Handler) -> bool:
+        if handler.path.endswith("/info/lfs/objects/batch"):
+            objects = json.loads(handler.body())["objects"]
+            at = f"https://{handler.headers['Host']}/lfs/"
+            for one in objects:
+                one["actions"] = {"download": {"href": at + one["oid"]}}
+            body = json.dumps({"transfer": "basic", "objects": objects}).encode()
+            kind = "application/vnd.git-lfs+json"
+        elif handler.path.startswith("/lfs/"):
+            body, kind = known[handler.path.removeprefix("/lfs/")], "application/octet-stream"
+        else:
+            return False
+        handler.start(200, Content_Type=kind, Content_Length=str(len(body)))
+        handler.wfile.write(body)
+        return True
+
+    return answer
+
+
+def lfs_pointer(content: bytes) -> bytes:
+    text = (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256(content).hexdigest()}\nsize {len(content)}\n"
+    )
+    return text.encode()
 
 
 @contextmanager
@@ -119,7 +152,7 @@ def https(root: Path, folder: Path) -> Iterator[Https]:
          "-keyout", str(key), "-out", str(certificate)],
         check=True, capture_output=True,
     )  # fmt: skip
-    server = _Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     server.root, server.seen = root, []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)

@@ -187,6 +187,7 @@ def postgres(work: Path) -> Iterator[dict[str, str]]:
     with running() as server:
         server.execute("CREATE DATABASE runner")
         server.execute("CREATE DATABASE second")
+        server.execute("CREATE DATABASE third")
         yield {"PGHOST": "127.0.0.1", "PGPORT": str(server.port), "PGUSER": "postgres"}
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
 from itertools import count
@@ -130,14 +131,14 @@ def fresh_url() -> str:
 
 
 class Cutter:
-    """A proxy before a server that cuts the connection of a commit, once for each of ``plan``, in turn.
+    """A proxy before a server that cuts the connection of a commit, once for each of its ``plan``, in turn.
 
     ``before`` loses what was sent, ``after`` the answer of the server.
     """
 
-    def __init__(self, server: Server, plan: Sequence[str]) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._plan = [*plan]
+        self.plan: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.cut: list[str] = []
@@ -162,10 +163,11 @@ class Cutter:
     def _forward(self, client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
         with client, server, suppress(OSError):
             while data := client.recv(65_536):
-                if b"COMMIT" in data and self._plan:
-                    self.cut.append(self._plan.pop(0))
+                if re.search(rb"COMMIT[;\0]", data) and self.plan:  # no isolation level
+                    self.cut.append(self.plan.pop(0))
                     if self.cut[-1] == "before":
-                        client.shutdown(socket.SHUT_RDWR)
+                        for end in (client, server):  # which the other thread keeps open
+                            end.shutdown(socket.SHUT_RDWR)
                         return
                     silent.set()
                 server.sendall(data)

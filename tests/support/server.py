@@ -9,16 +9,29 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.ops.host.tokens import create_token
+import trio
+
+from runner.core.settings import Settings
+from runner.ops.host import tokens
+from runner.ops.host.state import make_home, open_state
 from tests.support.situations import Project
 
 
-class _Connection(http.client.HTTPConnection):
+def create_token(settings: Settings, name: str, scopes: tuple[str, ...]) -> str:
+    async def create() -> str:
+        make_home(settings)
+        async with open_state(settings) as store:
+            return await tokens.create_token(store, name, scopes)
+
+    return trio.run(create)
+
+
+class Connection(http.client.HTTPConnection):
     def __init__(self, path: Path, seconds: float) -> None:
         super().__init__("localhost", timeout=seconds)
         self._path = str(path)
@@ -53,6 +66,7 @@ class Served:
     project: Project
     process: subprocess.Popen[str]
     token: str
+    url: str
 
     @property
     def socket(self) -> Path:
@@ -86,11 +100,16 @@ class Served:
         seconds: float = 60,
     ) -> http.client.HTTPConnection:
         """Send a request whose answer nobody has read yet. A body that is no text is sent as JSON."""
-        connection = _Connection(self.socket, seconds)
+        connection = (
+            http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=seconds)
+            if self.url.startswith("http:")
+            else Connection(self.socket, seconds)
+        )
         raw = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
         sent = {"Authorization": f"Bearer {self.token if token is None else token}"}
         sent |= {"Content-Type": "application/json"} if body is not None else {}
-        connection.request(method, path, raw, {**sent, **(headers or {})})
+        with suppress(BrokenPipeError):  # of a server that has refused the request by its head
+            connection.request(method, path, raw, {**sent, **(headers or {})})
         return connection
 
     def get(self, path: str, **more: Any) -> Any:
@@ -122,7 +141,7 @@ def serving(
     line = process.stdout.readline()
     assert line.startswith("listening on "), process.communicate()
     try:
-        yield Served(project, process, secret)
+        yield Served(project, process, secret, line.removeprefix("listening on ").strip())
     finally:
         process.send_signal(signal.SIGTERM)
         try:

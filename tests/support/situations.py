@@ -24,7 +24,7 @@ from runner.safefs import trees
 from runner.sandbox.mounts import shared_directory
 from runner.testing.outside import read, volumes_of
 from tests.support import dockerd
-from tests.support.forked import FORKS
+from tests.support.forked import FORKS, ROOT
 
 REPO = "repo_source: {type: local, path: repo}"  # of an agent type's workspace, with the fixture `repository`
 IDENTITY = "export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b\n"
@@ -116,15 +116,19 @@ class Project:
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), "RUNNER_HOME": str(self.home / "state"), **self.env}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
+        words = ["-m", "runner"]
+        if self.user is not None:
+            words = ["-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests.support import forked\n"]
+            words[1] += f"forked.run_as({self.user})"
         return subprocess.Popen(
-            [*self.within, sys.executable, "-m", "runner", *arguments],
+            [*self.within, sys.executable, *words, *arguments],
             cwd=self.folder,
             env=self.variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,
+            start_new_session=self.user is None,  # else it makes its own
         )
 
     def runner(self, *arguments: str, timeout: float = 60) -> Done:
