@@ -167,8 +167,14 @@ class Tree:
         return self._sound[test]
 
     def files_of(self, scenario: str) -> list[str]:
-        tests = (path for path in sorted(self.root.glob("tests/**/test_*.py")) if scenario in path.read_text())
-        return [str(path.relative_to(self.root)) for path in tests if path.name != "test_scenarios.py"]
+        """The test files that name a scenario, themselves or by the conformance suite that they import."""
+        named = []
+        for path in sorted(self.root.glob("tests/**/test_*.py")):
+            suite = self.root / "runner" / "testing" / "conformance" / path.name
+            texts = [path, suite] if path.parent.name == "conformance" and suite.exists() else [path]
+            if any(scenario in text.read_text() for text in texts) and path.name != "test_scenarios.py":
+                named.append(str(path.relative_to(self.root)))
+        return named
 
 
 def judge(mutant: Mutant, tree: Tree) -> tuple[bool, str]:

@@ -193,7 +193,6 @@ def test_what_has_changed_waits_for_consent_and_what_no_manifest_names_goes(proj
         until(lambda: len(project.json("workspace", "list")) == 1)
 
 
-@pytest.mark.nightly
 @pytest.mark.scenario("LIF-24")
 def test_a_server_that_does_not_end_is_killed_after_30_seconds(project: Project) -> None:
     write(project, env={"MODE": "stubborn"})
