@@ -7,7 +7,6 @@ import pytest
 from runner.lifecycle.restart import JITTER, Restarts
 
 
-@pytest.mark.scenario("LIF-23")
 @pytest.mark.parametrize(
     ("crashes", "pauses"),
     [
