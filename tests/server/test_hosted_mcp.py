@@ -143,7 +143,8 @@ def test_clients_share_a_server_that_lies_and_crashes(project: Project) -> None:
 def test_a_server_that_crashes_again_and_again_waits_and_never_starts_after_the_end(project: Project) -> None:
     write(project, "loops", env={"MODE": "crash"})
     write(project, "docs", env={"MODE": "term"})
-    with hosting(project, says=["mcp.unhealthy"]) as served:
+    with hosting(project, says=["mcp.unhealthy"] * 3) as served:
+        until(lambda: state(served, "loops")["crashes"] == 6, seconds=120)
         until(lambda: state(served, "loops")["state"] == "waiting")
         found = state(served, "loops")
         until(lambda: state(served)["state"] == "ready")
@@ -154,9 +155,9 @@ def test_a_server_that_crashes_again_and_again_waits_and_never_starts_after_the_
         assert {one["state"] for one in project.json("mcp", "hosted", "list")} == {"stopped"}
         written = events(project, found["workspace"])
     pauses = [one["pause_seconds"] for one in written if one["type"] == "McpServerEnded"]
-    assert (found["crashes"], pauses[:3], len(pauses)) == (4, [0, 0, 0], 4)
-    assert 5 <= pauses[3] <= 5.5
-    assert [one["code"] for one in written if one["type"] == "WarningIssued"] == ["mcp.crash-loop"]
+    assert (found["crashes"], pauses[:3], len(pauses)) == (6, [0, 0, 0], 6)
+    assert all(least <= pause <= least * 1.1 for pause, least in zip(pauses[3:], (5, 15, 45), strict=True))
+    assert {one["code"] for one in written if one["type"] == "WarningIssued"} == {"mcp.crash-loop"}
 
 
 def test_what_has_changed_waits_for_consent_and_what_no_manifest_names_goes(project: Project) -> None:
