@@ -42,7 +42,10 @@ class Source:
 
 
 def write_tar(sources: Iterable[Source], out: IO[bytes]) -> None:
-    """Write sources as one archive. Raises ``OSError``."""
+    """Write sources as one archive. Raises ``OSError``.
+
+    Nothing stands behind its two last blocks: podman's unpacker reads no further, and the rest meets a broken pipe.
+    """
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for source in sources:
             if source.content is not None:
@@ -51,6 +54,7 @@ def write_tar(sources: Iterable[Source], out: IO[bytes]) -> None:
                 for path, name in _walk(source.path):
                     if source.only is None or name in source.only:
                         _add(archive, path, source.name + name, source.uid)
+    out.truncate(archive.offset)
 
 
 def _add_content(archive: tarfile.TarFile, source: Source) -> None:
