@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
 from runner.cli.verbs._workspace import line, moment, run_with_env
@@ -101,8 +102,8 @@ async def _approve(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
 
 
 def _lines(approved: Approved) -> list[str]:
-    tools: dict[str, Any] = approved.tools or {}
-    found = [f"image: {approved.image or 'none'}"]
-    for name in sorted(tools):
-        found += [f"tool {name}", *json.dumps(tools[name], indent=2, ensure_ascii=False).splitlines()]
+    found = [f"image: {approved.image or 'none'}", f"command: {shlex.join(approved.command or ())}"]
+    for kind in ("tools", "prompts", "resources", "templates"):
+        for name, one in sorted((getattr(approved, kind) or {}).items()):
+            found += [f"{kind[:-1]} {name}", *json.dumps(one, indent=2, ensure_ascii=False).splitlines()]
     return found

@@ -2,7 +2,7 @@
 
 The server has one session, with the bridge: ids and progress tokens of clients are replaced by numbers that are used
 once, so that no answer, however late, can reach another call. One task writes whole lines, and no deadline ends it
-within one. What a client lists are the tools that were approved, whatever the server says by then.
+within one. What a client lists was approved, whatever the server says by then.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from runner.core.sanitize import excerpt
 from runner.ports.provider import Reader, Writer
 
 Message = dict[str, Any]
+Lists = dict[str, dict[str, Message]]  # what a server lists, by kind and then by what names it
 
 VERSION = "2025-06-18"  # of the protocol, offered to servers
 MAX_LINE = 16 << 20  # bytes of a message
@@ -32,14 +33,37 @@ SESSIONS = 1000  # of clients, of which the one that was silent longest makes ro
 UNSENT = 64 << 20  # bytes that the server has not read, beyond which it gets no more
 UNREAD = 100  # messages that wait for a client, beyond which notifications are dropped
 READY_SECONDS = 10.0  # that a call waits for a server that is being started
-RELIST_SECONDS = 1.0  # between looks at the tools of a server that says that they have changed
-PAGES = 100  # of its list of tools
+RELIST_SECONDS = 1.0  # between looks at the lists of a server that says that they have changed
+PAGES = 100  # of one of its lists
+LIST_BYTES = 4 << 20  # of one of its lists
 _GIVEN_UP = 10_000  # calls whose answer may still come
 
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS = -32700, -32600, -32601, -32602
 FAILED = -32000
 TIMED_OUT = -32001
 _ASKS = {"sampling/createMessage": "sampling", "elicitation/create": "elicitation"}
+
+
+class _Listing(Struct, frozen=True):
+    """A list of servers with a ``capability``: ``field`` in the answer to ``method``; ``key`` names its items."""
+
+    capability: str
+    method: str
+    field: str
+    key: str
+
+    @property
+    def changed(self) -> str:
+        return f"notifications/{self.capability}/list_changed"
+
+
+_LISTS = {
+    "tools": _Listing("tools", "tools/list", "tools", "name"),
+    "prompts": _Listing("prompts", "prompts/list", "prompts", "name"),
+    "resources": _Listing("resources", "resources/list", "resources", "uri"),
+    "templates": _Listing("resources", "resources/templates/list", "resourceTemplates", "uriTemplate"),
+}
+_CHANGED = {one.changed for one in _LISTS.values()}
 
 
 class BridgeOptions(Struct, frozen=True, kw_only=True):
@@ -103,7 +127,7 @@ class Call:
 
 
 class Bridge:
-    """A bridge. ``approve`` gets the server's tools and returns those that clients may see, by name.
+    """A bridge. ``approve`` gets what the server lists and returns what clients may see of it.
 
     ``tell`` is told of everything that a server should not do.
     """
@@ -111,11 +135,12 @@ class Bridge:
     def __init__(
         self,
         options: BridgeOptions,
-        approve: Callable[[list[Message]], Awaitable[dict[str, Message]]],
+        approve: Callable[[Lists], Awaitable[Lists]],
         tell: Callable[[str], None],
     ) -> None:
         self.options = options
-        self.tools: dict[str, Message] = {}
+        self.lists: Lists = {kind: {} for kind in _LISTS}
+        self._withheld: set[str] = set()  # resources that were not approved
         self.ready = trio.Event()
         self.initialized: Message = {}  # what the server says of itself
         self.state = "is not running"
@@ -182,27 +207,44 @@ class Bridge:
         self._say({"method": "notifications/initialized"})
         while True:
             self.relist = trio.Event()
-            if "tools" in _mapping(self.initialized.get("capabilities")):
-                self.tools = await self._approve(await self._list_tools())
-            if self.ready.is_set():
-                self._broadcast({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+            found = {kind: await self._list(listing) for kind, listing in _LISTS.items()}
+            before, self.lists = self.lists, await self._approve(found)
+            self._withheld = {*found["resources"]} - {*self.lists["resources"]}
+            for method in {_LISTS[kind].changed for kind in _LISTS if self.lists[kind] != before[kind]}:
+                self._broadcast({"jsonrpc": "2.0", "method": method})
             self.ready.set()
             await trio.sleep(RELIST_SECONDS)
             await self.relist.wait()
 
-    async def _list_tools(self) -> list[Message]:
-        found: list[Message] = []
+    async def _list(self, listing: _Listing) -> dict[str, Message]:
+        """Return one of the server's lists, an empty one where it has none."""
+        found: dict[str, Message] = {}
+        if listing.capability not in _mapping(self.initialized.get("capabilities")):
+            return found
         params: Message = {}
+        size = 0
         for _ in range(PAGES):
-            page = await self.ask("tools/list", params, self.options.timeout)
-            tools = page.get("tools")
-            if not isinstance(tools, list) or not all(type(t) is dict and type(t.get("name")) is str for t in tools):
-                raise ServerRefused("`tools/list` returned no list of tools")
-            found += tools
+            page = await self._page(listing, params)
+            items = page.get(listing.field)
+            if not isinstance(items, list) or not all(type(_mapping(one).get(listing.key)) is str for one in items):
+                raise ServerRefused(f"`{listing.method}` returned no list of {listing.field}")
+            if (size := size + len(encode(items))) > LIST_BYTES:
+                raise ServerRefused(f"`{listing.method}` returned more than {LIST_BYTES >> 20} MiB")
+            found |= {one[listing.key]: one for one in items}
             if (cursor := page.get("nextCursor")) is None:
                 return found
             params = {"cursor": cursor}
-        raise ServerRefused(f"its list of tools has more than {PAGES} pages")
+        raise ServerRefused(f"`{listing.method}` has more than {PAGES} pages")
+
+    async def _page(self, listing: _Listing, params: Message) -> Message:
+        try:
+            return await self.ask(listing.method, params, self.options.timeout)
+        except ServerSilent:
+            raise
+        except ServerRefused:
+            if listing is not _LISTS["templates"]:
+                raise
+            return {listing.field: []}  # many have resources and know nothing of templates
 
     async def ask(self, method: str, params: Message, seconds: float) -> Message:
         """Ask the server itself. Raises ``ServerRefused``."""
@@ -255,7 +297,7 @@ class Bridge:
             if call is not None and call.token is not None:
                 told = {**message, "params": {**params, "progressToken": call.token}}
                 call.inbox.put(told, may_be_lost=True)
-        elif method == "notifications/tools/list_changed":
+        elif method in _CHANGED:
             self.relist.set()
         elif method == "notifications/cancelled":
             self._withdrawn(message)
@@ -389,17 +431,23 @@ class Bridge:
             return error_for(id, FAILED, f"the server {self.state}")
         if len(self._calls) >= AT_ONCE:
             return error_for(id, FAILED, f"{AT_ONCE} calls are not answered yet")
-        tools = self.enabled()
-        if method == "tools/list":
-            return {"jsonrpc": "2.0", "id": id, "result": {"tools": [*tools.values()]}}
-        if method == "tools/call" and params.get("name") not in [*tools]:  # it may be anything
-            return error_for(id, INVALID_PARAMS, f"there is no tool `{excerpt(str(params.get('name')))}`")
+        for kind, listing in _LISTS.items():
+            if method == listing.method:
+                items = self.enabled() if kind == "tools" else self.lists[kind]
+                return {"jsonrpc": "2.0", "id": id, "result": {listing.field: [*items.values()]}}
+        name, uri = str(params.get("name")), str(params.get("uri"))
+        if method == "tools/call" and name not in self.enabled():
+            return error_for(id, INVALID_PARAMS, f"there is no tool `{excerpt(name)}`")
+        if method == "prompts/get" and name not in self.lists["prompts"]:
+            return error_for(id, INVALID_PARAMS, f"there is no prompt `{excerpt(name)}`")
+        if method in ("resources/read", "resources/subscribe") and uri in self._withheld:
+            return error_for(id, INVALID_PARAMS, f"resource `{excerpt(uri)}` waits for `runner mcp approve`")
         return None
 
     def enabled(self) -> dict[str, Message]:
         """Return the tools that clients may call."""
         only = self.options.tools
-        return {name: tool for name, tool in self.tools.items() if only is None or name in only}
+        return {name: tool for name, tool in self.lists["tools"].items() if only is None or name in only}
 
     # --- both ----------------------------------------------------------------------------------------
 

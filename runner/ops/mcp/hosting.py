@@ -25,7 +25,7 @@ from runner.events import events as ev
 from runner.lifecycle.restart import STEPS, Restarts
 from runner.manifest.load import files
 from runner.ops.mcp import records
-from runner.ops.mcp.bridge import Bridge, Message, ServerRefused, ServerSilent
+from runner.ops.mcp.bridge import Bridge, Lists, ServerRefused, ServerSilent
 from runner.ops.mcp.manifests import STEP, HostedSpec, read_servers
 from runner.ops.mcp.records import HostedRecord
 from runner.ops.planning.host_paths import lend_toolchains
@@ -53,7 +53,7 @@ _IDLE = ("ended", "failed", "approval")
 
 class HostedServer:
     """One server. ``state`` is ``starting``, ``ready``, ``unhealthy``, ``waiting``, ``ended``, ``failed``, or
-    ``approval`` when its image has changed.
+    ``approval`` when its image or its command has changed.
     """
 
     def __init__(self, env: WorkspaceEnv, spec: HostedSpec) -> None:
@@ -90,9 +90,10 @@ class HostedServer:
     async def look(self, record: HostedRecord) -> None:
         """Do what a person has asked for since the last look."""
         before, self.record = self.record, replace(self.record, approved=record.approved, restarts=record.restarts)
-        if record.restarts != before.restarts or (self.record.state == "approval" and record.approved.image):
+        consented = record.approved != before.approved
+        if record.restarts != before.restarts or (self.record.state == "approval" and consented):
             self._again.set()
-        elif record.approved != before.approved:
+        elif consented:
             self.bridge.relist.set()
 
     async def _become(self, state: str, detail: str = "", **more: object) -> None:
@@ -154,31 +155,39 @@ class HostedServer:
         return await ws.create(env, options, chosen=chosen)
 
     async def _may_use(self, image: str | None) -> bool:
-        """Tell whether the image is the one that was approved; the first one is."""
+        """Tell whether the image and the command are those that were approved; the first ones are."""
+        command = self.spec.command
 
         def seen(one: HostedRecord) -> HostedRecord:
-            approved = replace(one.approved, image=image) if one.approved.tools is None else one.approved
-            return replace(one, seen=replace(one.seen, image=image), approved=approved)
+            approved = one.approved
+            if approved.tools is None:
+                approved = replace(approved, image=image)
+            if approved.command is None:
+                approved = replace(approved, command=command)
+            return replace(one, seen=replace(one.seen, image=image, command=command), approved=approved)
 
         self.record = await records.change(self.env.store, self.spec.name, seen)
-        if self.record.approved.image == image:
+        approved = self.record.approved
+        if (approved.image, approved.command) == (image, command):
             return True
-        await self._become("approval", "its image has changed")
+        what = "command" if approved.image == image else "image"
+        await self._become("approval", f"its {what} has changed")
         return False
 
-    async def _approve(self, tools: list[Message]) -> dict[str, Message]:
-        """Return the tools that are as they were approved; the first ones are."""
-        found = {str(tool["name"]): tool for tool in tools}
+    async def _approve(self, found: Lists) -> Lists:
+        """Return what of each list is as it was approved; the first ones are."""
 
         def seen(one: HostedRecord) -> HostedRecord:
-            approved = replace(one.approved, tools=found) if one.approved.tools is None else one.approved
-            return replace(one, seen=replace(one.seen, tools=found), approved=approved)
+            first = {kind: items for kind, items in found.items() if getattr(one.approved, kind) is None}
+            return replace(one, seen=replace(one.seen, **found), approved=replace(one.approved, **first))
 
         self.record = await records.change(self.env.store, self.spec.name, seen)
-        approved = self.record.approved.tools or {}
-        same = {name: tool for name, tool in found.items() if approved.get(name) == tool}
-        if len(same) < len(found):
-            self._write_log(f"-- {plural(len(found) - len(same), 'tool')} not as approved: runner mcp approve")
+        same: Lists = {}
+        for kind, items in found.items():
+            approved = getattr(self.record.approved, kind)
+            same[kind] = {key: item for key, item in items.items() if approved.get(key) == item}
+            if withheld := len(items) - len(same[kind]):
+                self._write_log(f"-- {plural(withheld, kind[:-1])} not as approved: runner mcp approve")
         return same
 
     # --- its process ---------------------------------------------------------------------------------
@@ -363,7 +372,7 @@ class Hosting:
     """The servers of a manifest or a folder of them, whose changes are followed."""
 
     def __init__(self, env: WorkspaceEnv, path: Path, specs: Mapping[str, HostedSpec]) -> None:
-        self.servers: dict[str, HostedServer] = {}
+        self.servers = {name: HostedServer(env, spec) for name, spec in specs.items()}  # clients wait for them
         self._env, self._path, self._specs = env, path, specs
         self._folder = os.path.abspath(path)
         self._scopes: dict[str, trio.CancelScope] = {}
@@ -373,8 +382,8 @@ class Hosting:
         written = _written(self._path)
         async with trio.open_nursery() as nursery:
             await self._remove({one.name for one in await self._own()} - {*self._specs})
-            for spec in self._specs.values():
-                await self._start(spec, nursery)
+            for server in [*self.servers.values()]:
+                await self._start(server, nursery)
             while True:
                 await trio.sleep(LOOK_SECONDS)
                 try:
@@ -390,11 +399,11 @@ class Hosting:
     async def _own(self) -> list[HostedRecord]:
         return [one for one in await records.list_hosted(self._env.store) if one.folder == self._folder]
 
-    async def _start(self, spec: HostedSpec, nursery: trio.Nursery) -> None:
-        await records.change(self._env.store, spec.name, lambda one: replace(one, folder=self._folder))
-        server = self.servers[spec.name] = HostedServer(self._env, spec)
-        self._scopes[spec.name] = trio.CancelScope()
-        nursery.start_soon(server.run, self._scopes[spec.name])
+    async def _start(self, server: HostedServer, nursery: trio.Nursery) -> None:
+        name = server.spec.name
+        await records.change(self._env.store, name, lambda one: replace(one, folder=self._folder))
+        self.servers[name], self._scopes[name] = server, trio.CancelScope()
+        nursery.start_soon(server.run, self._scopes[name])
 
     async def _follow(self, specs: Mapping[str, HostedSpec], nursery: trio.Nursery) -> None:
         """Do what the manifests say now: start, end, and start anew what they say something else of."""
@@ -402,11 +411,13 @@ class Hosting:
         for name in changed:
             self._scopes[name].cancel()
         for name in changed:
-            await self.servers.pop(name).gone.wait()
+            await self.servers[name].gone.wait()  # its clients wait for the next one
+        for name in {*self.servers} - {*specs}:
+            del self.servers[name]
         await self._remove({*self._specs} - {*specs})
-        for spec in specs.values():
-            if spec.name not in self.servers:
-                await self._start(spec, nursery)
+        for name, spec in specs.items():
+            if name not in self.servers or name in changed:
+                await self._start(HostedServer(self._env, spec), nursery)
         self._specs = specs
 
     async def _remove(self, names: set[str]) -> None:

@@ -20,10 +20,17 @@ KIND = "mcp_server"
 
 
 class Approved(Struct, frozen=True, kw_only=True):
-    """Parts of a server that change only with a person's consent: its image, and its tools by name, as it has them."""
+    """Parts of a server that change only with a person's consent. ``None`` for what has not been looked at yet.
+
+    What it lists is as it has it: tools and prompts by name, resources by URI, and templates of those by theirs.
+    """
 
     image: str | None = None
+    command: tuple[str, ...] | None = None
     tools: dict[str, dict[str, Any]] | None = None
+    prompts: dict[str, dict[str, Any]] | None = None
+    resources: dict[str, dict[str, Any]] | None = None
+    templates: dict[str, dict[str, Any]] | None = None
 
 
 class HostedRecord(Struct, frozen=True, kw_only=True):
