@@ -13,7 +13,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 # Without a C compiler here pip gets one for the build, some 100 MB, and removes it again.
 HERE = $(shell echo '\#include <linux/futex.h>' | cc -E - >/dev/null 2>&1 && echo --no-build-isolation)
-LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --custom-compile-command 'make lock'
+LOCK := $(UV) pip compile --quiet --universal --generate-hashes --no-strip-extras --python-version 3.11 --custom-compile-command 'make lock'
 UNIT := compiler lifecycle manifest plan policy report spec
 SUITE := $(BIN)/pytest --dist worksteal
 
