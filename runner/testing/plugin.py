@@ -16,7 +16,7 @@ import pytest
 from runner.core.model import Feature, Handle, Limits
 from runner.ports.provider import Provider, WorkspaceRequest
 from runner.testing.agents import AgentCandidate, registered_agents
-from runner.testing.outside import marked, on_host
+from runner.testing.outside import eventually, marked, on_host, volumes_of
 from runner.testing.place import Candidate, Place, registered_providers
 
 _NAMES = count()
@@ -166,4 +166,6 @@ async def limited(
     for handle in made:
         assert marked(handle.id) == []
         await provider.destroy(handle)
+    # A sandbox that is just made beside us, by another test, has each mount of the host for a moment.
+    eventually(lambda: volumes_of(tmp_path) == [])
     assert on_host(tmp_path) == set()

@@ -18,7 +18,7 @@ from runner.providers.local import LocalProvider
 from runner.safefs.linux import unmount
 from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.volumes import Volumes
-from runner.testing.outside import on_host, volumes_of
+from runner.testing.outside import eventually, on_host, volumes_of
 from runner.testing.place import MIB
 from tests.support.needs import USERS
 
@@ -44,7 +44,8 @@ async def made(tmp_path: Path) -> AsyncIterator[tuple[LocalProvider, Handle]]:
     handle = await local.create(requested())
     yield local, handle
     await local.destroy(handle)
-    assert (left(tmp_path), volumes_of(tmp_path), on_host(tmp_path)) == ([], [], set())
+    eventually(lambda: volumes_of(tmp_path) == [])  # sandboxes that are just made beside us have each mount of the host
+    assert (left(tmp_path), on_host(tmp_path)) == ([], set())
 
 
 async def test_a_link_is_where_people_look_for_the_tree(made: tuple[LocalProvider, Handle], tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ async def test_one_that_is_in_use_is_removed_and_its_device_goes_when_it_is_not(
         await local.destroy(handle)
         assert left(tmp_path) == []
         assert len(volumes_of(tmp_path)) == 1
-    assert volumes_of(tmp_path) == []
+    eventually(lambda: volumes_of(tmp_path) == [])
 
 
 async def test_what_is_mounted_in_a_workspace_keeps_its_files(
