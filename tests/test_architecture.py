@@ -22,7 +22,7 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"testing"},
     {"fake_model"},
     {"client"},
-    {"providers", "gateway", "cluster", "agents", "git", "store", "artifacts"},
+    {"providers", "gateway", "cluster", "mcp", "agents", "git", "store", "artifacts"},
     {"sandbox"},
     {"engine", "guest", "network"},
     {"compiler"},

@@ -24,8 +24,8 @@ from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.lifecycle.restart import STEPS, Restarts
 from runner.manifest.load import files
+from runner.mcp.bridge import Bridge, Lists, ServerRefused, ServerSilent
 from runner.ops.mcp import records
-from runner.ops.mcp.bridge import Bridge, Lists, ServerRefused, ServerSilent
 from runner.ops.mcp.manifests import STEP, HostedSpec, read_servers
 from runner.ops.mcp.records import HostedRecord
 from runner.ops.planning.host_paths import lend_toolchains

@@ -16,7 +16,7 @@ from runner.core.settings import Settings
 from runner.manifest.kinds.mcp_server import Spec
 from runner.manifest.load import Document, load
 from runner.manifest.network import TOOLS, AllowedHosts, HostList, hosts_of
-from runner.ops.mcp.bridge import BridgeOptions
+from runner.mcp.bridge import BridgeOptions
 from runner.ops.planning.network_sets import Look, find_network_sets
 from runner.spec.document_faults import document_faults
 from runner.spec.model import SecretSpec

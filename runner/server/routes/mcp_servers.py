@@ -16,7 +16,7 @@ from starlette.responses import Response
 from runner.core.codec import encode
 from runner.core.errors import BadRequest, McpSession, OutOfScope, UnknownMcpServer
 from runner.core.sanitize import excerpt
-from runner.ops.mcp.bridge import INVALID_REQUEST, MAX_LINE, Bridge, Inbox, Message, Session, error_for, read_message
+from runner.mcp.bridge import INVALID_REQUEST, MAX_LINE, Bridge, Inbox, Message, Session, error_for, read_message
 from runner.ops.mcp.hosting import HostedServer
 from runner.server.route import BASE, Call, Route
 
