@@ -95,6 +95,11 @@ class ClusterUse(Struct, kw_only=True):
     def requests(self) -> int:
         return sum(sum(each.values()) for each in (self.answered, self.refused, self.failed))
 
+    def add(self, what: str, refusal: ClusterRefusal | None, count: int) -> None:
+        of_cluster = refusal is ClusterRefusal.CLUSTER
+        counts = self.answered if refusal is None else self.failed if of_cluster else self.refused
+        counts[what] = counts.get(what, 0) + count
+
 
 class RunRecord(Struct, kw_only=True):
     """A run so far. ``resources`` maps (kind, name) of what exists, or may exist, outside the store to its place.
@@ -166,6 +171,16 @@ class RunRecord(Struct, kw_only=True):
         """The steps that have started and not ended."""
         return [name for name, step in self.steps.items() if step.status is Status.RUNNING]
 
+    def begin_attempt(self, attempt: int, repeated: Iterable[str]) -> None:
+        """Forget what is known of the workspace that was given up, and the steps that are repeated in the next."""
+        self.attempt = attempt
+        self.steps |= {
+            name: StepRecord(kind=self.steps[name].kind, routine=self.steps[name].routine) for name in repeated
+        }
+        self.provider = self.isolation = self.observed = self.base = None
+        self.injected_files, self.protected = {}, {}
+        self.slot = self.pool_miss = self.preloaded = None
+
 
 def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR0912, PLR0915  # one arm an event type
     """Advance a record by one event, in place."""
@@ -211,12 +226,7 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.rejected_providers.append((provider, reason))
         case ev.FallbackStarted(step=step, provider=provider, reason=reason, attempt=attempt, repeated=repeated):
             record.rejected_providers.append((provider, f"{step}: {reason}"))
-            record.attempt = attempt
-            known = record.steps
-            record.steps |= {name: StepRecord(kind=known[name].kind, routine=known[name].routine) for name in repeated}
-            record.provider = record.isolation = record.observed = record.base = None
-            record.injected_files, record.protected = {}, {}
-            record.slot = record.pool_miss = record.preloaded = None
+            record.begin_attempt(attempt, repeated)
         case ev.RetryScheduled(step=step, operation=operation, code=code, reason=reason):
             record.warnings.append((code, f"{step}: {operation} failed and was tried again: {reason}"))
         case ev.SlotClaimed(slot=slot):
@@ -237,16 +247,10 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.ClusterRequestFinished(verb=verb, resource=resource, refusal=refusal, count=count) if (
             record.cluster is not None
         ):
-            used = record.cluster
-            counts = (
-                used.answered if refusal is None else used.failed if refusal is ClusterRefusal.CLUSTER else used.refused
-            )
-            what = f"{verb} {resource}".rstrip()
-            counts[what] = counts.get(what, 0) + count
+            record.cluster.add(f"{verb} {resource}".rstrip(), refusal, count)
         case ev.ConnectionEnded() as ended:
-            place = f"{ended.host}:{ended.port}" if ended.host else ""
-            before = record.network.get((place, ended.refusal), HostUse(place=place, refusal=ended.refusal))
-            record.network[place, ended.refusal] = before.with_one(ended)
+            key = (f"{ended.host}:{ended.port}" if ended.host else "", ended.refusal)
+            record.network[key] = record.network.get(key, HostUse(place=key[0], refusal=key[1])).with_one(ended)
         case ev.AgentStarted(argv=argv, version=version):
             record.argv, record.version = argv, version
         case ev.CommandsReportedByAgent() as seen:

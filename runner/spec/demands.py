@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from runner.core.codec import digest
 from runner.core.errors import Place
@@ -108,37 +108,28 @@ def demands_of(
     if selected.shares_project and selected.project is not None:
         at = selected.project.place("workspace_isolation")
         demands.append(Demand(Feature.SHARED_PROJECT, "one directory for all workspaces of the project", at, True))
-    project = selected.project if not workspace.protected_paths else None
-    for key, feature, values, at in (
-        (
-            "protected_paths",
-            Feature.PROTECTED_PATHS,
-            protected_paths_of(selected),
-            project.place("protected_paths") if project else types.place("workspace", "protected_paths"),
-        ),
-        ("toolchains", Feature.TOOLCHAINS, workspace.toolchains, types.place("workspace", "toolchains")),
-        (
-            "dependencies",
-            Feature.DEPENDENCIES,
-            [one if isinstance(one, str) else ", ".join(one.keep) for one in workspace.dependencies],
-            types.place("workspace", "dependencies"),
-        ),
-        (
-            "commands that make dependencies",
-            Feature.DEPENDENCY_COMMANDS,
-            [", ".join(one.keep) for one in workspace.dependencies if not isinstance(one, str)],
-            types.place("workspace", "dependencies"),
-        ),
-        (
-            "base image",
-            Feature.BASE_IMAGE,
-            [workspace.base_image.ref] if workspace.base_image else [],
-            types.place("workspace", "base_image"),
-        ),
+    return (*demands, *_written_demands(selected))
+
+
+def _written_demands(selected: Selected) -> Iterator[Demand]:
+    """What manifests list for the workspace, which not every provider can give it."""
+    types, workspace = selected.agent_type, selected.agent.workspace
+    of_project = selected.project if not workspace.protected_paths else None
+    made = [", ".join(one.keep) for one in workspace.dependencies if not isinstance(one, str)]
+    kept = [one if isinstance(one, str) else ", ".join(one.keep) for one in workspace.dependencies]
+    image = [workspace.base_image.ref] if workspace.base_image else []
+    for field, feature, values, words in (
+        ("protected_paths", Feature.PROTECTED_PATHS, protected_paths_of(selected), "protected_paths"),
+        ("toolchains", Feature.TOOLCHAINS, workspace.toolchains, "toolchains"),
+        ("dependencies", Feature.DEPENDENCIES, kept, "dependencies"),
+        ("dependencies", Feature.DEPENDENCY_COMMANDS, made, "commands that make dependencies"),
+        ("base_image", Feature.BASE_IMAGE, image, "base image"),
     ):
+        at = types.place("workspace", field)
+        if of_project is not None and feature is Feature.PROTECTED_PATHS:
+            at = of_project.place(field)
         if values:
-            demands.append(Demand(feature, f"{key} {', '.join(values)}", at, True))
-    return tuple(demands)
+            yield Demand(feature, f"{words} {', '.join(values)}", at, True)
 
 
 def size_words(count: int | None) -> str:

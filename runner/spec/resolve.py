@@ -7,7 +7,15 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from runner.core.errors import BadValue, KeyInside, ProtectedIgnored, RunnerError, Unenforceable, WorkspaceDisabled
+from runner.core.errors import (
+    BadValue,
+    KeyInside,
+    Place,
+    ProtectedIgnored,
+    RunnerError,
+    Unenforceable,
+    WorkspaceDisabled,
+)
 from runner.core.hosts import NetworkSpec
 from runner.core.model import DEFAULT_PROJECT, Budget, Checkout, Feature, IsolationClass
 from runner.core.plural import plural
@@ -78,17 +86,12 @@ def resolve(
     )
     held_to = None if selected.host_policy is None else policy_spec(selected.host_policy, {})
     policies += () if held_to is None else (held_to,)
-    networks = networks_of(types, workspace.network, "workspace", "network", sets=network_sets(selected, found))
     findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies, untrusted)]
-    if record_network:
-        networks = dict.fromkeys(networks, NetworkSpec(open=True, origin="--record-network"))
     may = not untrusted or (held_to is not None and held_to.network is not None)
-    findings += network_faults(selected, networks, policies, untrusted=untrusted, may=may)
-    why_not = "manifests of a fork get no network" if untrusted else ""
-    if record_network or types.wrote("workspace", "network"):
-        why_not = f"`{types.name}` says what its workspaces reach"
-    networks, added_at, ignored = with_network(networks, own, policies, why_not=why_not)
-    findings += ignored
+    networks, added_at, refused = _networks(
+        selected, found, own, policies, untrusted=untrusted, may=may, record_network=record_network
+    )
+    findings += refused
     demands = demands_of(selected, settings, networks, added_at=added_at)
     lent = found.lent or Lent(needs.toolchains)
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
@@ -161,6 +164,29 @@ def resolve(
     if found.lacks(Wanted.INCIDENT) is None:
         findings += template_faults(selected, spec, found.incident, known)
     return spec, findings
+
+
+def _networks(
+    selected: Selected,
+    found: RunFacts,
+    own: OwnPolicy | None,
+    policies: Sequence[PolicySpec],
+    *,
+    untrusted: bool,
+    may: bool,
+    record_network: bool,
+) -> tuple[Mapping[str, NetworkSpec], Place | None, list[RunnerError]]:
+    """The network of each step, where the repository's policy added to them, and what policies do not let be."""
+    types, sets = selected.agent_type, network_sets(selected, found)
+    networks = networks_of(types, selected.agent.workspace.network, "workspace", "network", sets=sets)
+    if record_network:
+        networks = dict.fromkeys(networks, NetworkSpec(open=True, origin="--record-network"))
+    findings = network_faults(selected, networks, policies, untrusted=untrusted, may=may)
+    why_not = "manifests of a fork get no network" if untrusted else ""
+    if record_network or types.wrote("workspace", "network"):
+        why_not = f"`{types.name}` says what its workspaces reach"
+    networks, added_at, ignored = with_network(networks, own, policies, why_not=why_not)
+    return networks, added_at, [*findings, *ignored]
 
 
 def _unprotected(selected: Selected) -> tuple[str, ...]:
