@@ -72,6 +72,15 @@ class RunHandle(Struct, eq=False, kw_only=True):
     def sink(self, recorded: Recorded) -> None:
         self.begun.set()
 
+    def attach(self, run: str) -> None:
+        """Stand for an earlier run from now on."""
+        self.id = run
+        self.begun.set()
+
+    def end(self, record: RunRecord) -> None:
+        self.record = record
+        self.ended.set()
+
     def cancel(self) -> None:
         """Stop the run: the first call ends its work, the second its finalize phase as well."""
         self.control.stop()
@@ -170,15 +179,7 @@ async def start_in(
 ) -> AsyncIterator[StartedRuns]:
     """Do what ``start_runs`` does, with an open store and its dependencies."""
     deps = replace(deps, seen=partial(_seen, planned))
-    handles = {
-        plan.name: RunHandle(
-            id=await _free_id(ids[plan.name], store) if ids and plan.name in ids else run_id(secrets.token_bytes(8)),
-            plan=plan,
-            control=RunCancellation(stop_budget_seconds=plan.stop_budget_seconds),
-            store=store,
-        )
-        for plan in planned.plan.runs
-    }
+    handles = {plan.name: await _handle_of(plan, (ids or {}).get(plan.name), store) for plan in planned.plan.runs}
     values = await resolve_secrets(planned.secrets, planned.plan.runs, settings, deps.redact)
     check_messages(planned.plan.runs, values)
     await _record_projects(planned, store)
@@ -214,12 +215,10 @@ async def start_in(
             except RunExists as taken:
                 files.discard()
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
-                handle.id = taken.run
-                handle.begun.set()
+                handle.attach(taken.run)
                 lost = partial(is_run_lost, store, settings.home, taken.run)
                 record = await follow(taken.run, store, sinks, handle.control, is_lost=lost)
-            handle.record = record
-            handle.ended.set()
+            handle.end(record)
 
     started = StartedRuns(handles)
     needs = {plan.name: plan.needs for plan in planned.plan.runs}
@@ -252,13 +251,15 @@ async def ended_with(started: StartedRuns, store: Store, work: Callable[[], Awai
             raise
 
 
-async def _free_id(id: str, store: Store) -> str:
-    """Return a wanted id of a run. Raises ``UsageError`` unless it is one, and free."""
-    if not is_run_id(id):
-        raise UsageError(f"`{excerpt(id)}` is not an id of a run", hint="twelve of `0-9 a-z`, without i, l, o and u")
-    if await store.events(id):
-        raise UsageError(f"there is a run `{id}` already", hint="leave the id out, and one is made")
-    return id
+async def _handle_of(plan: RunPlan, wanted: str | None, store: Store) -> RunHandle:
+    """Make the handle of a run, with the ``wanted`` id. Raises ``UsageError`` unless that is one, and free."""
+    if wanted is not None and not is_run_id(wanted):
+        hint = "twelve of `0-9 a-z`, without i, l, o and u"
+        raise UsageError(f"`{excerpt(wanted)}` is not an id of a run", hint=hint)
+    if wanted is not None and await store.events(wanted):
+        raise UsageError(f"there is a run `{wanted}` already", hint="leave the id out, and one is made")
+    control = RunCancellation(stop_budget_seconds=plan.stop_budget_seconds)
+    return RunHandle(id=wanted or run_id(secrets.token_bytes(8)), plan=plan, control=control, store=store)
 
 
 def _seen(planned: PlanResult, provider: str) -> Probe | None:
