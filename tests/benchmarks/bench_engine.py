@@ -14,15 +14,16 @@ from typing import cast
 
 import trio
 
-from runner.core.model import Fence, IsolationClass, Limits
+from runner.core.model import Fence
 from runner.engine.execute import execute
 from runner.engine.run import RunCancellation, execute_run
 from runner.events.events import Event, Recorded
 from runner.plan.graph import Graph
-from runner.plan.model import RunPlan, Step
+from runner.plan.model import RunPlan
 from runner.runtime.context import RunDependencies, RunPaths
 from tests.benchmarks.measure import doit
 from tests.benchmarks.sizes import amount
+from tests.support.small_plans import small_run, small_step
 
 Needs = dict[str, list[str]]
 
@@ -49,15 +50,8 @@ def schedule(graph: Graph) -> float:
 
 def run_plan(needs: Needs) -> RunPlan:
     """A run whose steps find nothing to do: each tears down what was never made."""
-    steps = tuple(
-        Step(id=name, kind="teardown", what="", phase="work", needs=tuple(wanted), deadline_seconds=1e6, origin="")
-        for name, wanted in needs.items()
-    )
-    return RunPlan(
-        name="bench", group="bench", needs=(), max_parallel=None, outputs={}, origin="", providers=(),
-        isolation=IsolationClass.NONE, limits=Limits(), commit=None, deadline_seconds=1e6, stop_budget_seconds=30,
-        policies=(), notes=(), values={}, steps=steps, origins={},
-    )  # fmt: skip
+    steps = (small_step(name, *wanted, kind="teardown", deadline_seconds=1e6) for name, wanted in needs.items())
+    return small_run("bench", *steps, providers=(), deadline_seconds=1e6, stop_budget_seconds=30)
 
 
 def whole(needs: Needs) -> float:

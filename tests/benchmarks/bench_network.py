@@ -31,6 +31,7 @@ from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.local import LocalProvider
 from tests.benchmarks.bench_gateway import rss
 from tests.benchmarks.sizes import amount, rounds
+from tests.support.certificates import make_certificate
 
 ROUNDS = rounds(200)
 CONNECTIONS = amount(200)
@@ -42,7 +43,7 @@ GET = b"GET /%d HTTP/1.1\r\nHost: a.test:%d\r\nConnection: close\r\n\r\n"
 def serve(certificate: str) -> None:
     """Answer each connection with as many bytes as its path says; with TLS on the second port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, f"{certificate}.key")
+    context.load_cert_chain(certificate, Path(certificate).with_suffix(".key"))
     piece = bytes(MIB)
 
     def answer(end: socket.socket) -> None:
@@ -124,13 +125,7 @@ def fetch(port: int, through: int | None, trust: ssl.SSLContext | None, size: in
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "server.pem"
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-days", "2", "-subj", "/CN=a.test", "-addext", "subjectAltName=DNS:a.test",
-             "-keyout", f"{file}.key", "-out", str(file)],
-            check=True, capture_output=True,
-        )  # fmt: skip
+        file = make_certificate(Path(folder) / "server.pem", "DNS:a.test")
         with (
             role("serve", str(file)) as ((plain, secure), _),
             role("proxy", str(file), str(plain), str(secure)) as ((tunnel, ended), pid),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import ssl
-import subprocess
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from runner.core.redact import Redactor
 from tests.support import dockerd
+from tests.support.certificates import make_certificate
 from tests.support.situations import Project
 
 TOKEN = "canary-7f3b9c2e51d84a06b7e2c9d1"  # its beginning is what is looked for inside
@@ -76,14 +76,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    file = tmp_path / "server.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=api", "-addext", f"subjectAltName=IP:{THERE},IP:{ELSEWHERE}",
-         "-keyout", str(file.with_suffix(".key")), "-out", str(file)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return file
+    return make_certificate(tmp_path / "server.pem", f"IP:{THERE},IP:{ELSEWHERE}")
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 import trio
 
 from runner.core.clock import now_microseconds
-from runner.core.model import Outcome, Reason, Status, Usage
+from runner.core.model import Outcome, Reason, Status
 from runner.events import events as ev
 from runner.store.sqlite import open_store
 from tests.support.bad_input import called
+from tests.support.run_files import asked
 from tests.support.situations import Project
 
 HOUR = 3_600_000_000
-SPENT = Usage(requests=2, input_tokens=1_000, output_tokens=10, cost_usd=0.31)
 
 
 class EarlierRuns:
@@ -36,17 +36,6 @@ class EarlierRuns:
         code = {Status.SUCCEEDED: 0, Status.CANCELLED: 130}.get(outcome.status, 1)
         code = 124 if outcome.reason is Reason.TIMEOUT else code
         manifests = str((at or self.here) / ".runner")
-        asked = ev.ModelRequestFinished(
-            step="agent",
-            call="c1",
-            model="sonnet",
-            status=200,
-            sent_bytes=1,
-            received_bytes=1,
-            first_byte_seconds=0.1,
-            seconds=0.2,
-            usage=SPENT,
-        )
 
         async def write() -> None:
             now = next(moments)
@@ -60,7 +49,7 @@ class EarlierRuns:
                     deadline_seconds=60.0,
                     manifests=manifests,
                 )
-                await opened.append(id, [started, *([asked] if cost else [])])
+                await opened.append(id, [started, *([asked(1_000, 10)] if cost else [])])
                 now = next(moments)
                 await opened.append(id, [ev.RunEnded(outcome, code)])
 

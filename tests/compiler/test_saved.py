@@ -13,9 +13,9 @@ import runner.steps
 from runner.compiler import read_runs
 from runner.core import plugins
 from runner.core.codec import plain
-from runner.core.model import IsolationClass, Limits
 from runner.plan.model import NoBody, RunPlan, Step, run_document
 from tests.support.arbitrary import values
+from tests.support.small_plans import small_run, small_step
 
 
 @pytest.mark.parametrize("kind", plugins.names(runner.steps))
@@ -43,23 +43,4 @@ def test_a_step_of_no_known_kind_is_refused(small: RunPlan, kind: str) -> None:
 
 @pytest.fixture
 def small() -> RunPlan:
-    lease = Step(id="lease", kind="lease", what="", phase="work", needs=(), deadline_seconds=1.0, origin="")
-    none = IsolationClass.NONE
-    return RunPlan(
-        name="a",
-        group="a",
-        needs=(),
-        max_parallel=None,
-        outputs={},
-        origin="",
-        providers=("local",),
-        isolation=none,
-        limits=Limits(),
-        commit=None,
-        deadline_seconds=1.0,
-        stop_budget_seconds=1.0,
-        policies=(),
-        notes=(),
-        values={},
-        steps=(lease,),
-    )
+    return small_run("a", small_step("lease"))

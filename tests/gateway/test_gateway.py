@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from runner.fake_model.provider import serve_fake_model
 from runner.fake_model.script import Turn
 from runner.gateway.gateway import ModelGateway
 from runner.ports.gateway import Api, ModelGrant, ModelRequest
+from tests.support.certificates import make_certificate
 from tests.support.gateway_wire import KEY, Client, request
 
 GRANT = ModelGrant(Api.ANTHROPIC, ("sonnet",))
@@ -29,14 +29,7 @@ TOOLS = [{"name": "Bash", "input_schema": {"properties": {"command": {}}}}]
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of ``localhost``, with its key beside it."""
-    file = tmp_path_factory.mktemp("tls") / "server.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-         "-keyout", str(file.with_suffix(".key")), "-out", str(file)],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return file
+    return make_certificate(tmp_path_factory.mktemp("tls") / "server.pem", "DNS:localhost")
 
 
 @asynccontextmanager

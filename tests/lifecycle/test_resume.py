@@ -5,40 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from runner.core.model import IsolationClass, Limits, Outcome, Reason, Status, failed, succeeded
+from runner.core.model import Outcome, Reason, Status, failed, succeeded
 from runner.events.record import StepRecord
 from runner.lifecycle.resume import Earlier, decide
 from runner.plan.keys import parts
-from runner.plan.model import RunPlan, Step
+from runner.plan.model import RunPlan
+from tests.support.small_plans import small_run, small_step
 
 ORDER = ("provision", "clone", "setup", "agent", "post_hook", "scan", "snapshot", "verify")
 
 
-def step(id: str, *needs: str) -> Step:
-    return Step(id=id, kind=id, what="", phase="work", needs=needs, deadline_seconds=1.0, origin="")
-
-
 def plan_of(*names: str) -> RunPlan:
     """Steps in a chain, as they follow each other."""
-    steps = tuple(step(name, *names[max(i - 1, 0) : i]) for i, name in enumerate(names))
-    return RunPlan(
-        name="r",
-        group="r",
-        needs=(),
-        max_parallel=None,
-        outputs={},
-        origin="",
-        providers=("local",),
-        isolation=IsolationClass.NONE,
-        limits=Limits(),
-        commit=None,
-        deadline_seconds=1.0,
-        stop_budget_seconds=1.0,
-        policies=(),
-        notes=(),
-        values={},
-        steps=steps,
-    )
+    return small_run("r", *(small_step(name, *names[max(i - 1, 0) : i]) for i, name in enumerate(names)))
 
 
 PLAN = plan_of(*ORDER)

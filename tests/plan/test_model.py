@@ -7,20 +7,17 @@ from typing import Any
 import pytest
 
 from runner.core.codec import plain
-from runner.core.model import IsolationClass, Limits
 from runner.plan.model import FORMAT, Plan, RunPlan, Step, run_document
+from tests.support.small_plans import small_run, small_step
 
 
 def step(id: str, seconds: float, *needs: str, **more: Any) -> Step:
-    given = {"phase": "work", **more}
-    return Step(id=id, kind=id, what="", needs=needs, deadline_seconds=seconds, origin="", **given)
+    return small_step(id, *needs, deadline_seconds=seconds, **more)
 
 
 def run(name: str, *steps: Step, deadline: float = 100.0, stop: float = 100.0, **more: Any) -> RunPlan:
-    given = {"group": name, "needs": (), "max_parallel": None, "providers": ("local", "process"), **more}
-    same = {"outputs": {}, "origin": "", "isolation": IsolationClass.NONE, "limits": Limits(), "commit": None}
-    same |= {"policies": (), "notes": (), "values": {}}
-    return RunPlan(name=name, steps=steps, deadline_seconds=deadline, stop_budget_seconds=stop, **given, **same)
+    given = {"providers": ("local", "process"), "deadline_seconds": deadline, "stop_budget_seconds": stop, **more}
+    return small_run(name, *steps, **given)
 
 
 STEPS = (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from runner.core.model import Usage
 from runner.events import events as ev
 from runner.report import compare
 from runner.report.format import columns
 from runner.report.run_files import Account
 from runner.report.text import render_run
-from tests.support.run_files import CHECKS, account, bad, good
+from tests.support.run_files import CHECKS, account, asked, bad, good
 
 
 def members() -> list[Account]:
@@ -82,26 +81,7 @@ def test_only_what_has_several_members_is_compared() -> None:
 
 
 def test_commands_that_were_refused_are_none_that_ran_and_a_small_price_is_not_nothing() -> None:
-    asked = ev.ModelRequestFinished(
-        step="agent",
-        call="1",
-        model="sonnet",
-        status=200,
-        sent_bytes=1,
-        received_bytes=1,
-        first_byte_seconds=0.1,
-        seconds=1.0,
-        usage=Usage(
-            requests=1,
-            input_tokens=40,
-            cached_tokens=0,
-            cache_write_tokens=0,
-            output_tokens=8,
-            reasoning_tokens=0,
-            cost_usd=0.004,
-        ),
-    )
-    one = account([asked, ev.CommandsReportedByAgent("agent", 0, 2, 0), *bad()])
+    one = account([asked(40, 8, 0.004), ev.CommandsReportedByAgent("agent", 0, 2, 0), *bad()])
 
     cells = [cell.strip() for cell in compare.text([compare.row_of(one)]).splitlines()[1].split("  ") if cell.strip()]
 

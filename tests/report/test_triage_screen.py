@@ -17,7 +17,6 @@ from runner.core.model import (
     Reason,
     RunHolder,
     Status,
-    Usage,
     failed,
     succeeded,
 )
@@ -26,6 +25,7 @@ from runner.events.record import RunRecord, StepRecord, fold
 from runner.ops.runs.header import header_of
 from runner.report.triage import Header, Result, closing, live_line, news, opening
 from runner.triage.sections import section, sections_of
+from tests.support.run_files import asked
 
 SECTIONS = ("Summary", "Root Cause", "Next Steps", "Unchecked")
 SCENE = Header(
@@ -70,26 +70,7 @@ START = ev.RunStarted(
     steps={"provision": "provision", "agent": "agent"},
     deadline_seconds=600.0,
 )
-USED = Usage(
-    requests=9,
-    input_tokens=40_000,
-    cached_tokens=0,
-    cache_write_tokens=0,
-    output_tokens=8_000,
-    reasoning_tokens=0,
-    cost_usd=0.31,
-)
-ASKED = ev.ModelRequestFinished(
-    step="agent",
-    call="messages",
-    model="sonnet",
-    status=200,
-    sent_bytes=1,
-    received_bytes=1,
-    first_byte_seconds=0.1,
-    seconds=0.2,
-    usage=USED,
-)
+ASKED = asked(requests=9)
 SECOND = 1_000_000
 
 
@@ -224,19 +205,7 @@ def test_whoever_ran_out_of_turns_is_told_the_flag() -> None:
 def test_a_rehearsal_is_said_first_and_last_and_is_neither_continued_nor_an_investigation() -> None:
     start = replace(START, rehearsal="a.turns.yaml")
     failed_one = told(start, ev.RunEnded(failed(Reason.EXIT, "x"), 1))
-    asked = replace(
-        ASKED,
-        usage=Usage(
-            requests=1,
-            input_tokens=900,
-            cached_tokens=0,
-            cache_write_tokens=0,
-            output_tokens=100,
-            reasoning_tokens=0,
-            cost_usd=0.02,
-        ),
-    )
-    whole = list(closing(told(start, asked, ev.RunEnded(succeeded("fine"), 0)), SCENE, Result(REPORT)))
+    whole = list(closing(told(start, asked(900, 100, 0.02), ev.RunEnded(succeeded("fine"), 0)), SCENE, Result(REPORT)))
 
     assert next(opening(failed_one, SCENE, clock)) == "REHEARSAL  no model is asked, a.turns.yaml stands for it"
     assert not [line for line in closing(failed_one, SCENE, Result()) if "Continue" in line]

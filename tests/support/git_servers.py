@@ -19,6 +19,7 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.support.certificates import make_certificate
 from tests.support.needs import ADMINISTRATORS_PATH
 
 Answer = Callable[["Handler"], bool]
@@ -145,17 +146,11 @@ def lfs_pointer(content: bytes) -> bytes:
 
 @contextmanager
 def https(root: Path, folder: Path) -> Iterator[Https]:
-    certificate, key = folder / "server.pem", folder / "server.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    certificate = make_certificate(folder / "server.pem", "DNS:localhost,IP:127.0.0.1")
     server = Server(("127.0.0.1", 0), Handler)
     server.root, server.seen = root, []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(certificate, certificate.with_suffix(".key"))
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

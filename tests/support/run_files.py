@@ -43,27 +43,27 @@ def begin(name: str, run: str) -> list[ev.Event]:
     ]
 
 
+def asked(
+    input_tokens: int = 40_000, output_tokens: int = 8_000, cost_usd: float = 0.31, *, requests: int = 1
+) -> ev.ModelRequestFinished:
+    """A request of the agent to its model that has ended, with the usage of so many ``requests``."""
+    usage = Usage(requests=requests, input_tokens=input_tokens, output_tokens=output_tokens, cost_usd=cost_usd)
+    return ev.ModelRequestFinished(
+        step="agent",
+        call="1",
+        model="sonnet",
+        status=200,
+        sent_bytes=1,
+        received_bytes=1,
+        first_byte_seconds=0.1,
+        seconds=1.0,
+        usage=usage,
+    )
+
+
 def good(checks: Sequence[Check] = CHECKS[:2]) -> list[ev.Event]:
     return [
-        ev.ModelRequestFinished(
-            step="agent",
-            call="1",
-            model="sonnet",
-            status=200,
-            sent_bytes=1,
-            received_bytes=1,
-            first_byte_seconds=0.1,
-            seconds=1.0,
-            usage=Usage(
-                requests=1,
-                input_tokens=40_000,
-                cached_tokens=0,
-                cache_write_tokens=0,
-                output_tokens=8_000,
-                reasoning_tokens=0,
-                cost_usd=0.31,
-            ),
-        ),
+        asked(),
         ev.CommandsReportedByAgent("agent", 17, 1, 2),
         ev.StepEnded("agent", succeeded("turn completed")),
         ev.StepStarted("verify"),

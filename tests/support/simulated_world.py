@@ -20,7 +20,7 @@ from typing import Any, cast
 import trio
 
 from runner.core.errors import LeaseHeld, ProviderFailed, RunnerError, StoreBusy, StoreFailed
-from runner.core.model import CommandHolder, Fence, Handle, IsolationClass, Lease, Limits, Outcome, SavedWork, succeeded
+from runner.core.model import CommandHolder, Fence, Handle, IsolationClass, Lease, Outcome, SavedWork, succeeded
 from runner.engine.recover import recover
 from runner.engine.run import RunCancellation, execute_run
 from runner.events import events as ev
@@ -32,6 +32,7 @@ from runner.ports.provider import KILL_GRACE, Probe, SandboxSpec
 from runner.runtime.context import RunContext, RunDependencies, RunPaths
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
 from runner.store.memory import MemoryStore
+from tests.support.small_plans import small_run, small_step
 
 MINUTE, HOUR = 60.0, 3_600.0
 NOWHERE = Path("/nonexistent")
@@ -576,17 +577,8 @@ STEPS = {f"runner.steps.{step.__name__}.run": SimpleNamespace(perform=step) for 
 def plan_of(body: Body) -> RunPlan:
     def step(kind: str, phase: Any, *needs: str) -> Step:
         when: Any = "ended" if phase == "finalize" else "success"
-        return Step(
-            id=kind,
-            kind=kind,
-            what="",
-            phase=phase,
-            needs=needs,
-            deadline_seconds=20 * HOUR if phase == "work" else STOP_BUDGET,
-            origin="",
-            body=body,
-            when=when,
-        )
+        seconds = 20 * HOUR if phase == "work" else STOP_BUDGET
+        return small_step(kind, *needs, phase=phase, deadline_seconds=seconds, body=body, when=when)
 
     steps = (
         step("lease", "work"),
@@ -596,22 +588,5 @@ def plan_of(body: Body) -> RunPlan:
         step("teardown", "finalize", "saving"),
         step("release", "finalize", "teardown"),
     )
-    limits, isolation = Limits(), IsolationClass.NONE
-    return RunPlan(
-        name="work",
-        group="work",
-        needs=(),
-        max_parallel=None,
-        outputs={},
-        origin="",
-        providers=("place",),
-        isolation=isolation,
-        limits=limits,
-        commit=None,
-        deadline_seconds=20 * HOUR,
-        stop_budget_seconds=STOP_BUDGET,
-        policies=(),
-        notes=(),
-        values={},
-        steps=steps,
-    )
+    times = {"deadline_seconds": 20 * HOUR, "stop_budget_seconds": STOP_BUDGET}
+    return small_run("work", *steps, providers=("place",), **times)

@@ -11,16 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 from runner.core.codec import plain
-from runner.core.model import IsolationClass, Limits
 from runner.events.record import RunRecord
 from runner.ops.planning.make_plan import Request
 from runner.ops.planning.plan_inputs import PlanInputs
 from runner.ops.runs.output_copy import copy_output
-from runner.plan.model import FORMAT, RunPlan, Step, run_document
+from runner.plan.model import FORMAT, run_document
 from runner.runtime.mount_plan import MountPlan
 from runner.spec.model import ReportCheck, VerifySpec
 from runner.steps.agent.plan import AgentBody
 from runner.steps.verify.plan import VerifyBody
+from tests.support.small_plans import small_run, small_step
 
 Leave = Callable[..., list[str]]
 MOUNTS = MountPlan(protected=(), toolchains=(), incident=False)
@@ -29,28 +29,7 @@ REPORT = ReportCheck("investigation.md", 0, ())
 VERIFY = VerifySpec(setup=(), required=(), forbidden=(), report=REPORT, commands=())
 
 
-def a_step(kind: str, body: object) -> Step:
-    return Step(id=kind, kind=kind, what="", phase="work", needs=(), deadline_seconds=1.0, origin="", body=body)
-
-
-TRIAGE = RunPlan(
-    name="triage",
-    group="triage",
-    needs=(),
-    max_parallel=None,
-    outputs={},
-    origin="",
-    providers=("local",),
-    isolation=IsolationClass.NONE,
-    limits=Limits(),
-    commit=None,
-    deadline_seconds=1.0,
-    stop_budget_seconds=1.0,
-    policies=(),
-    notes=(),
-    values={},
-    steps=(a_step("agent", AGENT), a_step("verify", VerifyBody(VERIFY, (), MOUNTS))),
-)
+TRIAGE = small_run("triage", small_step("agent", body=AGENT), small_step("verify", body=VerifyBody(VERIFY, (), MOUNTS)))
 INPUTS = PlanInputs(
     manifests=Path("x"),
     request=Request(),
