@@ -112,7 +112,7 @@ def demands_of(
 
 
 def _written_demands(selected: Selected) -> Iterator[Demand]:
-    """What manifests list for the workspace, which not every provider can give it."""
+    """Demand what manifests list for the workspace, which not every provider can give it."""
     types, workspace = selected.agent_type, selected.agent.workspace
     of_project = selected.project if not workspace.protected_paths else None
     made = [", ".join(one.keep) for one in workspace.dependencies if not isinstance(one, str)]
