@@ -61,11 +61,19 @@ def test_a_run_works_in_a_container_of_its_image_and_leaves_nothing(
     assert containers(project.home) == []
 
 
-@pytest.mark.scenario("ISO-13", only="docker")
-def test_protected_paths_are_ignored_in_a_container_when_isolation_is_off(project: Project, repository: Path) -> None:
+@pytest.mark.parametrize(
+    "provider",
+    [
+        pytest.param("docker", marks=pytest.mark.scenario("ISO-13", only="docker")),
+        pytest.param("gvisor", marks=[*GVISOR, pytest.mark.scenario("ISO-13", only="gvisor")]),
+    ],
+)
+def test_protected_paths_are_ignored_in_a_container_when_isolation_is_off(
+    project: Project, repository: Path, provider: str
+) -> None:
     project.script(
         "echo x > README",
-        provider="docker",
+        provider=provider,
         workspace=REPO,
         run="project: shop",
     )

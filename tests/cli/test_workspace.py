@@ -216,6 +216,7 @@ def test_the_life_of_a_workspace_in_containers(project: Project, docked: Run) ->
 @pytest.mark.scenario("LIF-10", only="gvisor")
 @pytest.mark.scenario("LIF-11", only="gvisor")
 @pytest.mark.scenario("LIF-12", only="gvisor")
+@pytest.mark.scenario("LIF-15", only="gvisor")
 @dockerd.GVISOR.mark
 def test_the_life_of_a_workspace_with_a_kernel_of_its_own(
     project: Project, docked: Run, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +230,8 @@ def test_the_life_of_a_workspace_with_a_kernel_of_its_own(
     assert done.code == 3, done.err
     assert done.out != Path("/proc/version").read_text()
     used = read_json(docked, "workspace", "show", id)
+    assert used["used"] > row["used"]
+    assert used["expires"] == used["used"] + 30 * 86_400 * 1_000_000
     stopped = read_json(docked, "workspace", "stop", id)
     assert stopped["status"] == "stopped"
     assert stopped["used"] > used["used"]
