@@ -13,20 +13,19 @@ from importlib import import_module
 import runner.cli.verbs
 from runner import __version__
 from runner.cli.output import Output, standard, to_nowhere
-from runner.cli.parser import meant, parser_of
+from runner.cli.parser import meant, overview, parser_of
 from runner.cli.remote import refuse_elsewhere
 from runner.core import plugins
 from runner.core.errors import HostRefused, Rejected, RunnerError, UsageError, nearest
 from runner.core.sanitize import excerpt
 
 BUG = 70
-_HELP = (("--help",), ("-h",))
+_HELP = ("--help", "-h")
+_ALONE = ("--version", *_HELP)
 
 
 def _meant(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the verbs that need a parser: the first word, or all of them after an option; help needs none of them."""
-    if tuple(arguments) in _HELP:
-        return ()
+    """Return the verbs that need a parser: the first word, or all of them after an option."""
     known = plugins.names(runner.cli.verbs)
     if not arguments or arguments[0].startswith("-"):
         return known
@@ -58,8 +57,8 @@ def main(arguments: Sequence[str], out: Output) -> int:
     """Run one command and return its exit code; never raises, never shows a traceback for bad input."""
     try:
         arguments = _enter(arguments)
-        if tuple(arguments) == ("--version",):  # a parser would take longer than everything else
-            out.line(f"runner {__version__}")
+        if len(arguments) == 1 and arguments[0] in _ALONE:  # a parser would take longer than everything else
+            out.line(overview() if arguments[0] in _HELP else f"runner {__version__}")
             return 0
         args = parser_of(_meant(arguments)).parse_args(arguments)
         refuse_elsewhere(args)

@@ -25,6 +25,7 @@ GROUPS = {  # with the verbs that come first there
     "server": ("serve",),
     "this host": (),
 }
+_DESCRIPTION = "Plan, policy and proof for AI agents."
 EXIT_CODES = """\
 Exit codes: 0 success, 1 a run failed, 2 bad input, 3 policy, 4 the platform, 5 in use, 6 not found, 7 state
 damaged, 9 the plan differs, 70 a bug, 124 deadline, 130 cancelled"""
@@ -105,18 +106,24 @@ class Parser(ArgumentParser):
 
 
 class _Whole(Parser):
-    """Parser of ``runner`` itself, whose help shows the verbs in their groups."""
-
     def format_help(self) -> str:
-        modules = {name: plugins.load(runner.cli.verbs, name) for name in plugins.names(runner.cli.verbs)}
-        lines = [str(self.description), "", "usage: runner [-C DIR] VERB ...", ""]
-        for group, first in GROUPS.items():
-            verbs = [name for name, module in modules.items() if group == module.GROUP and name not in first]
-            verbs = [*first, *verbs]
-            lines += [f"{group}:", *(f"  {name:<11} {modules[name].SUMMARY}" for name in verbs), ""]
-        lines += ["options:", "  -C DIR      as if started in DIR, as git and make have it; before the verb"]
-        lines += ["  --version   show the version", "  -h, --help  show this; `runner VERB --help` shows a verb's"]
-        return "\n".join([*lines, "", EXIT_CODES, ""])
+        return f"{overview()}\n"
+
+
+def overview() -> str:
+    """Return the help of ``runner`` itself, with the verbs in their groups. No verb is imported for it."""
+
+    def said(verb: str, constant: str) -> str:
+        return str(plugins.fact(runner.cli.verbs, verb, constant))
+
+    lines = [_DESCRIPTION, "", "usage: runner [-C DIR] VERB ...", ""]
+    for group, first in GROUPS.items():
+        known = plugins.names(runner.cli.verbs)
+        verbs = [*first, *(verb for verb in known if said(verb, "GROUP") == group and verb not in first)]
+        lines += [f"{group}:", *(f"  {verb:<11} {said(verb, 'SUMMARY')}" for verb in verbs), ""]
+    lines += ["options:", "  -C DIR      as if started in DIR, as git and make have it; before the verb"]
+    lines += ["  --version   show the version", "  -h, --help  show this; `runner VERB --help` shows a verb's"]
+    return "\n".join([*lines, "", EXIT_CODES])
 
 
 def meant(word: str, choices: Sequence[str]) -> str | None:
@@ -133,8 +140,8 @@ def meant(word: str, choices: Sequence[str]) -> str | None:
 
 
 def parser_of(names: Iterable[str]) -> ArgumentParser:
-    """Build the parser of these verbs; its own help needs none."""
-    parser = _Whole(prog="runner", description="Plan, policy and proof for AI agents.", allow_abbrev=False)
+    """Build the parser of these verbs."""
+    parser = _Whole(prog="runner", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"runner {__version__}")
     parser.add_argument("-C", metavar="DIR", action=_Late, help="as if started in DIR; before the verb")
     # Without ``prog`` argparse formats a usage text to take it from.

@@ -135,15 +135,24 @@ def fact(room: Room, name: str, constant: str, default: Any = None) -> Any:
 
     A built-in one is read from its text, since to import a provider may take longer than everything else together.
     """
-    from ast import literal_eval
-
     if name.partition(".")[0] not in names(room):
         return getattr(load(room, name), constant, default) if exists(room, name) else default
+    line = re.search(rf"^{constant}(?:: [^=\n]+)? = ([^#\n]+)", _text(room, name), re.MULTILINE)
+    if line is None:
+        return default
+    literal = line[1].strip()
+    if re.fullmatch(r'"[^"\\]*"', literal):
+        return literal[1:-1]
+    from ast import literal_eval  # takes as long to import as all texts to read
+
+    return literal_eval(literal)
+
+
+@cache
+def _text(room: Room, name: str) -> str:
     places = (os.path.join(folder, *name.split(".")) + ".py" for folder in _folders(room))
     with open(next(place for place in places if os.path.exists(place)), encoding="utf-8") as module:
-        text = module.read()
-    line = re.search(rf"^{constant}(?:: [^=\n]+)? = ([^#\n]+)", text, re.MULTILINE)
-    return literal_eval(line[1].strip()) if line else default
+        return module.read()
 
 
 def beside(room: Room, name: str) -> Path | None:

@@ -25,7 +25,7 @@ NEEDS = {
     "bench_triage": AGENTS,
     "bench_volumes": dockerd.DOCKER,
 }
-MOST = {"runner validate": 1.5, "runner plan": 2.6, "runner runs list": 1.25, "runner apply": 3.7}
+MOST = {"runner validate": 1.5, "runner plan": 2.2, "runner runs list": 1.0, "runner apply": 3.0}
 
 pytestmark = pytest.mark.nightly
 
@@ -45,14 +45,13 @@ def test_a_benchmark_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["runner --version", "runner --help"])
-def test_the_command_starts_in_three_times_what_a_bare_command_line_takes(command: str) -> None:
+def test_the_command_starts_in_twice_what_a_bare_command_line_takes(command: str) -> None:
     found = bench_cli.medians()
 
-    assert found[command][1] / found[bench_cli.FLOOR][1] <= 3
+    assert found[command][1] / found[bench_cli.FLOOR][1] <= 2
 
 
-def test_no_verb_takes_more_to_start_than_it_did_when_it_was_last_made_lighter() -> None:
-    """The targets are in ``bench_cli``; these are what was measured on a busy machine, and a tenth."""
+def test_no_verb_takes_more_to_start_than_its_share_of_the_yardstick() -> None:
     found = bench_cli.verbs()
 
     over = {name: found[name][1] / found[bench_cli.YARDSTICK][1] for name in MOST}
