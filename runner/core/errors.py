@@ -943,6 +943,10 @@ class UnknownMcpServer(NotFoundError):
     code = "mcp.unknown-server"
 
 
+class McpServerExists(LeaseError):
+    code = "mcp.exists"
+
+
 class McpServerUnhealthy(RunnerError):
     code, exit_code, severity = "mcp.unhealthy", 1, "warning"
 

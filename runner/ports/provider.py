@@ -335,6 +335,17 @@ class Provider(Protocol):
         """
 
 
+class ImageStart(Struct, frozen=True, kw_only=True):
+    """The program of an image with its arguments, its variables, and the directory that it starts in.
+
+    Any of them may be empty.
+    """
+
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    cwd: str = ""
+
+
 @runtime_checkable
 class Images(Protocol):
     """The part of a provider that has images."""
@@ -355,6 +366,9 @@ class Images(Protocol):
 
     async def labels(self, image: str) -> Mapping[str, str]:
         """Read the labels of an image, of which there are none before it is here. Raises ``ProviderFailed``."""
+
+    async def start_of(self, image: str) -> ImageStart:
+        """Read what an image that is here says of its program. Raises ``ImageMissing``, ``ProviderFailed``."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from runner.core.errors import ImageMissing
 from runner.core.model import Pull
-from runner.ports.provider import PullReport
+from runner.ports.provider import ImageStart, PullReport
 from runner.sandbox.docker_api import Engine
 
 
@@ -50,3 +50,12 @@ class DaemonImages:
         except ImageMissing:
             return {}
         return labels or {}
+
+    async def start_of(self, image: str) -> ImageStart:
+        config = (await self._engine.image(image))["Config"]
+        pairs = (one.partition("=") for one in config.get("Env") or ())
+        return ImageStart(
+            command=(*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())),
+            env={name: value for name, _, value in pairs},
+            cwd=config.get("WorkingDir") or "",
+        )

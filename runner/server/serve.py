@@ -110,6 +110,7 @@ async def serve(
             hosts=hosts,
             issuer=None if options.oidc is None else Issuer(options.oidc),
             stopping=stopping,
+            hosting=True,
             mcp_servers=options.mcp_servers,
         )
         async with opening as server, open_services() as services:

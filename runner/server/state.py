@@ -40,10 +40,11 @@ async def open_server(
     hosts: frozenset[str],
     stopping: trio.Event,
     issuer: Issuer | None = None,
+    hosting: bool = False,
     mcp_servers: Path | None = None,
 ) -> AsyncIterator[Server]:
     """Open what routes work with. At the end runs are ended in order, and workspaces are closed."""
-    hosted = await read_servers(mcp_servers, settings) if mcp_servers is not None else {}
+    hosted = await read_servers(mcp_servers, settings) if hosting else {}
     async with open_workspace_env(settings, advise) as env, open_services() as services:
         metrics, kept = Metrics(), KeptWorkspaces(env, services)
         sessions = Sessions(env, kept, services)
@@ -66,7 +67,7 @@ async def open_server(
             webhooks=Webhooks(hooks),
         )
         server.webhooks.start(server, services)
-        if mcp_servers is not None:
+        if hosting:
             server.hosting = Hosting(env, mcp_servers, hosted)
             services.start_soon(server.hosting.run)
         yield server

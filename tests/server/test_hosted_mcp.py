@@ -298,17 +298,3 @@ def test_a_server_asks_a_client_where_that_is_passed(project: Project) -> None:
     write(project, stdio_bridge={"elicitation": "pass"})
     with hosting(project) as served:
         trio.run(main, served)
-
-
-@pytest.mark.nightly
-def test_limits_hold_for_a_server(project: Project) -> None:
-    limits = {"memory": "128M", "disk": "32M", "cpu": "500m"}
-    write(project, resource_limits=limits, health={"interval": "1s"})
-    with hosting(project) as served:
-        until(lambda: state(served)["state"] == "ready")
-        assert ask(served, "fill", mebibytes=64) == "No space left on device"
-        assert ask(served, "eat") == "eating"
-        workspace = state(served)["workspace"]
-        until(lambda: "OomKilled" in [one["type"] for one in events(project, workspace)])
-        assert ask(served, "echo", text="hi") == "hi"
-        assert state(served)["crashes"] == 0

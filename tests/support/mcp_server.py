@@ -14,7 +14,7 @@ TOOLS: list[dict[str, Any]] = [
     {"name": name, "description": f"{name}.", "inputSchema": {"type": "object"}}
     for name in (
         "echo", "slow", "never", "die", "lie", "flood", "garbage", "big", "ask", "progress", "change", "eat", "fill",
-        "seen", "logged", "deaf",
+        "seen", "logged", "deaf", "read", "spin",
     )
 ]  # fmt: skip
 PROMPTS = [{"name": "greet", "description": "greet."}]
@@ -99,6 +99,14 @@ def call(id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) ->
             text(id, "room")
         except OSError as error:
             text(id, error.strerror)
+    elif name == "read":
+        with open("/workspace/filled", "rb") as file:
+            text(id, len(file.read()))
+    elif name == "spin":
+        begun, used = time.monotonic(), time.process_time()
+        while time.monotonic() - begun < arguments["seconds"]:
+            pass
+        text(id, (time.process_time() - used) / (time.monotonic() - begun))
     elif name == "seen":
         text(id, json.dumps([seen, dict(os.environ)]))
     elif name == "logged":

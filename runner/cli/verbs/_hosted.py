@@ -1,10 +1,11 @@
-"""``runner mcp hosted`` and ``runner mcp approve``: MCP servers that a server of this host hosts, or has hosted."""
+"""``runner mcp register``, ``hosted`` and ``approve``: MCP servers that a server of this host hosts, or has hosted."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
@@ -14,6 +15,7 @@ from runner.core.errors import UsageError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+    from runner.core.settings import Settings
     from runner.ops.mcp.records import Approved, HostedRecord
     from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 
@@ -30,6 +32,12 @@ def add_arguments(verbs: _SubParsersAction[ArgumentParser]) -> None:
     ):
         verb = each.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         verb.add_argument("name", metavar="NAME", help="that of its manifest")
+    summary = "host the server of a manifest whenever a server of this host runs"
+    register = verbs.add_parser("register", help=summary, description=summary, allow_abbrev=False)
+    register.add_argument("file", metavar="FILE", type=Path, help="the manifest, of which a copy is kept")
+    summary = "end a registered server for good; its files are saved"
+    deregister = verbs.add_parser("deregister", help=summary, description=summary, allow_abbrev=False)
+    deregister.add_argument("name", metavar="NAME", help="that of its manifest")
     summary = "show how a hosted server differs from what was approved, and approve it"
     approve = verbs.add_parser("approve", help=summary, description=summary, allow_abbrev=False)
     approve.add_argument("name", metavar="NAME", help="that of its manifest")
@@ -39,11 +47,27 @@ def add_arguments(verbs: _SubParsersAction[ArgumentParser]) -> None:
 def main(args: Namespace, out: Output) -> int:
     from runner.core.settings import current
 
+    if args.what in ("register", "deregister"):
+        _register(args, current(), out)
+        return 0
+
     async def work(env: WorkspaceEnv) -> None:
         await _perform(args, env, out)
 
     run_with_env(current(), out, work)
     return 0
+
+
+def _register(args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.ops.host.state import make_home
+    from runner.ops.mcp.registrations import deregister, register_file
+
+    if args.what == "register":
+        make_home(settings)
+        line(out, f"{register_file(settings.home, args.file)} is registered")
+    else:
+        deregister(settings.home, args.name)
+        line(out, f"{args.name} is not registered any more")
 
 
 async def _perform(args: Namespace, env: WorkspaceEnv, out: Output) -> None:

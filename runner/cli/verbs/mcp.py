@@ -12,7 +12,7 @@ from runner.cli.output import Output
 from runner.cli.verbs import _hosted
 from runner.core.sanitize import excerpt, sanitize
 
-SUMMARY = "serve an agent or an editor over MCP, and host its servers: serve, install, hosted, approve"
+SUMMARY = "serve an agent or an editor over MCP, and host its servers: serve, install, register, hosted, approve"
 CLIENTS = ("claude", "codex", "gemini", "goose", "vscode")
 GROUP = "server"
 EXAMPLES = (
@@ -21,6 +21,7 @@ EXAMPLES = (
     "runner mcp serve --session 4be0643f-1d98-473b-97cd-ca98a65347dd",
     "runner mcp serve --agent-type worker --url https://git.example.org/shop.git",
     "runner mcp install claude",
+    "runner mcp register docs.runner.yaml",
     "runner mcp hosted list",
     "runner mcp hosted logs docs",
     "runner mcp hosted restart docs",
@@ -53,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    if args.what in ("hosted", "approve"):
+    if args.what not in ("serve", "install"):
         return _hosted.main(args, out)
     return _serve(args, out) if args.what == "serve" else _install(args, out)
 

@@ -106,9 +106,13 @@ class Health(Shape):
 class Spec(Body):
     """A server of the Model Context Protocol, which `runner serve` hosts in a sandbox of its own."""
 
-    command: list[Word] = Field(min_length=1, description="The program and its arguments.")
+    command: list[Word] = Field(
+        [], description="The program and its arguments; default: what the image starts, in the directory it names."
+    )
     image: ImageName | None = Field(
-        None, description="Image whose system the server sees; without one, that of the provider, as `local` has it."
+        None,
+        description="Image whose system and variables the server gets; without one, the system of the provider, as"
+        " `local` has it.",
     )
     provider: ProviderName | None = Field(
         None, description="Provider of its sandbox; default: the first of the server's that fits, which isolates."
@@ -134,6 +138,12 @@ class Spec(Body):
     )
     resource_limits: ServerLimits = Field(description="Resource limits of the server.")
     health: Health = Field(description="Looks at whether the server answers.")
+
+    @model_validator(mode="after")
+    def _something_to_start(self) -> Spec:
+        if not self.command and self.image is None:
+            raise Faults(Fault((), "a server has a `command`, an `image`, or both", "write one of them"))
+        return self
 
     @model_validator(mode="after")
     def _each_variable_once(self) -> Spec:

@@ -9,25 +9,26 @@ import math
 import os
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
 from msgspec.structs import asdict, replace
 
-from runner.core.errors import LeaseError, McpServerUnhealthy, RunnerError, WorkspaceLost
+from runner.core.errors import ImageMissing, LeaseError, McpServerUnhealthy, RunnerError, WorkspaceLost
 from runner.core.model import Exit, WorkspaceStatus
 from runner.core.nurseries import unwrapping_groups
 from runner.core.plural import plural
 from runner.core.redact import Redactor
-from runner.core.sanitize import sanitize
+from runner.core.sanitize import excerpt, sanitize
 from runner.events import events as ev
 from runner.lifecycle.restart import STEPS, Restarts
 from runner.manifest.load import files
 from runner.mcp.bridge import Bridge, Lists, ServerRefused, ServerSilent
 from runner.ops.mcp import records
-from runner.ops.mcp.manifests import STEP, HostedSpec, read_servers
+from runner.ops.mcp.manifests import STEP, HostedSpec, folder_of, read_servers
 from runner.ops.mcp.records import HostedRecord
+from runner.ops.mcp.registrations import FOLDER
 from runner.ops.planning.host_paths import lend_toolchains
 from runner.ops.runs.secret_values import make_redactor, read_secret
 from runner.ops.workspaces import workspaces as ws
@@ -35,7 +36,7 @@ from runner.ops.workspaces.create_checks import choose_provider, limits_of, requ
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.network import Credential, EgressConnection
-from runner.ports.provider import Process, SandboxSpec, Workspace
+from runner.ports.provider import Images, ImageStart, Process, Provider, SandboxSpec, Workspace
 from runner.ports.store import WorkspaceRow
 from runner.runtime.network import open_way
 from runner.runtime.secrets import give
@@ -229,7 +230,8 @@ class HostedServer:
         secrets = {one.name: await read_secret(one, self.env.settings, self._redactor) for one in spec.secrets}
         credentials = [Credential(one.injection, secrets[one.name]) for one in spec.secrets if one.injection]
         provider, handle = await held.handle()
-        sandbox = SandboxSpec(toolchains=lent.toolchains, env={**lent.environment, **spec.env})
+        start = await self._start_of_image(held, provider)
+        sandbox = SandboxSpec(toolchains=lent.toolchains, env={**start.env, **lent.environment, **spec.env})
         try:
             with unwrapping_groups():
                 async with (
@@ -240,10 +242,23 @@ class HostedServer:
                     for one in spec.secrets:
                         if one.injection is None:
                             given |= await give(workspace, one.name, secrets[one.name], as_file=one.as_file)
-                    async with workspace.exec(spec.command, env={**leading, **given}, grace=GRACE) as process:
+                    env = {**leading, **given}
+                    command = spec.command or start.command
+                    async with workspace.exec(command, env=env, cwd=start.cwd or None, grace=GRACE) as process:
                         return await self._talk(process)
         except WorkspaceLost as error:
             return error.message, True
+
+    async def _start_of_image(self, held: HeldWorkspace, provider: Provider) -> ImageStart:
+        """Return what the image says of its program. Raises ``ImageMissing``, also for one that has none to start."""
+        image = held.row.image
+        if self.spec.image is None or image is None or not isinstance(provider, Images):
+            return ImageStart()
+        start = await provider.start_of(image)
+        if not self.spec.command and not start.command:
+            text = f"image `{excerpt(self.spec.image)}` says no program to start"
+            raise ImageMissing(text, hint="write a `command`")
+        return start
 
     @asynccontextmanager
     async def _way(self, workspace: Workspace, credentials: list[Credential]) -> AsyncIterator[Mapping[str, str]]:
@@ -369,39 +384,50 @@ class HostedServer:
 
 
 class Hosting:
-    """The servers of a manifest or a folder of them, whose changes are followed."""
+    """The servers of a manifest or a folder of them, and those that are registered; changes of both are followed."""
 
-    def __init__(self, env: WorkspaceEnv, path: Path, specs: Mapping[str, HostedSpec]) -> None:
+    def __init__(self, env: WorkspaceEnv, path: Path | None, specs: Mapping[str, HostedSpec]) -> None:
         self.servers = {name: HostedServer(env, spec) for name, spec in specs.items()}  # clients wait for them
-        self._env, self._path, self._specs = env, path, specs
-        self._folder = os.path.abspath(path)
+        self._env, self._specs = env, specs
+        self._path, self._registered = path, env.settings.home / FOLDER
+        self._folders = {folder_of(path), str(self._registered)}
+        self._wanted, self._looked = trio.Event(), trio.Event()
         self._scopes: dict[str, trio.CancelScope] = {}
 
     async def run(self) -> None:
         """Host the servers until this is cancelled; each of them then has its grace, all at once."""
-        written = _written(self._path)
+        written = self._written()
         async with trio.open_nursery() as nursery:
             await self._remove({one.name for one in await self._own()} - {*self._specs})
             for server in [*self.servers.values()]:
                 await self._start(server, nursery)
             while True:
-                await trio.sleep(LOOK_SECONDS)
+                with trio.move_on_after(LOOK_SECONDS):
+                    await self._wanted.wait()
+                self._wanted, looked, self._looked = trio.Event(), self._looked, trio.Event()
                 try:
-                    for record in await self._own():
+                    for record in await self._own() if self.servers else ():
                         if record.name in self.servers:
                             await self.servers[record.name].look(record)
-                    if (now := _written(self._path)) != written:
+                    if (now := self._written()) != written:
                         written = now
                         await self._follow(await read_servers(self._path, self._env.settings), nursery)
                 except RunnerError as error:  # the servers go on as they are
                     self._env.advise(error)
+                looked.set()
+
+    async def look(self) -> None:
+        """Look at the manifests now, and return when what they say is done, but for the start of servers."""
+        looked = self._looked
+        self._wanted.set()
+        await looked.wait()
 
     async def _own(self) -> list[HostedRecord]:
-        return [one for one in await records.list_hosted(self._env.store) if one.folder == self._folder]
+        return [one for one in await records.list_hosted(self._env.store) if one.folder in self._folders]
 
     async def _start(self, server: HostedServer, nursery: trio.Nursery) -> None:
         name = server.spec.name
-        await records.change(self._env.store, name, lambda one: replace(one, folder=self._folder))
+        await records.change(self._env.store, name, lambda one: replace(one, folder=server.spec.folder))
         self.servers[name], self._scopes[name] = server, trio.CancelScope()
         nursery.start_soon(server.run, self._scopes[name])
 
@@ -428,11 +454,12 @@ class Hosting:
         for name in names:
             await self._env.store.remove_entry(records.KIND, name)
 
-
-def _written(path: Path) -> list[tuple[str, int, int]]:
-    """Return what tells whether manifests have changed."""
-    try:
-        found = [(str(file), file.stat()) for file in files(path)]
-    except OSError:
-        return []
-    return [(name, status.st_mtime_ns, status.st_ino) for name, status in found]
+    def _written(self) -> list[tuple[str, int, int]]:
+        """Return what tells whether manifests have changed."""
+        found: list[tuple[str, int, int]] = []
+        for path in (self._path, self._registered):
+            with suppress(OSError):
+                for file in files(path) if path is not None else ():
+                    status = file.stat()
+                    found.append((str(file), status.st_mtime_ns, status.st_ino))
+        return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from runner.core.codec import digest
-from runner.core.errors import NothingToRun, Rejected
+from runner.core.errors import DuplicateName, NothingToRun, Rejected
 from runner.core.hosts import NetworkSpec
 from runner.core.model import Limits
 from runner.core.sanitize import excerpt
@@ -17,6 +18,7 @@ from runner.manifest.kinds.mcp_server import Spec
 from runner.manifest.load import Document, load
 from runner.manifest.network import TOOLS, AllowedHosts, HostList, hosts_of
 from runner.mcp.bridge import BridgeOptions
+from runner.ops.mcp.registrations import FOLDER, load_registered
 from runner.ops.planning.network_sets import Look, find_network_sets
 from runner.spec.document_faults import document_faults
 from runner.spec.model import SecretSpec
@@ -26,9 +28,13 @@ STEP = "mcp"  # what events of the network name in place of a step
 
 
 class HostedSpec(Struct, frozen=True, kw_only=True):
-    """A server to host. ``digest`` is that of all that its manifest says."""
+    """A server to host. ``digest`` is that of all that its manifest says, which is in ``folder``.
+
+    Without a ``command`` its image has one.
+    """
 
     name: str
+    folder: str
     digest: str
     command: tuple[str, ...]
     image: str | None
@@ -44,19 +50,34 @@ class HostedSpec(Struct, frozen=True, kw_only=True):
     health_timeout: float
 
 
-async def read_servers(path: Path, settings: Settings) -> dict[str, HostedSpec]:
-    """Return the servers of a manifest or folder by name. Raises ``Rejected`` with everything that is wrong."""
-    documents, found = load(path)
-    for document in documents:
-        found += document_faults(document)
+async def read_servers(path: Path | None, settings: Settings) -> dict[str, HostedSpec]:
+    """Return the servers of a manifest or folder by name, and those that are registered.
+
+    Raises ``Rejected`` with everything that is wrong.
+    """
+    documents, found = load(path) if path is not None else ([], [])
     servers = [document for document in documents if document.kind == "McpServer"]
-    if not servers and not found:
+    if not servers and not found and path is not None:
         hint = "write a document of kind `McpServer`"
         found.append(NothingToRun(f"`{excerpt(str(path))}` has no server to host", hint=hint))
+    more, wrong = load_registered(settings.home)
+    names = {one.name for one in servers}
+    for document in (one for one in more if one.name in names):
+        text = f"a server `{document.name}` is registered already"
+        found.append(DuplicateName(text, hint=f"runner mcp deregister {document.name}"))
+    for document in (*documents, *more):
+        wrong += document_faults(document)
+    found += wrong
     if any(error.severity == "error" for error in found):
         raise Rejected(found)
-    sets = await _network_sets(servers, documents, settings)
-    return {document.name: _server(document, sets) for document in servers}
+    sets = await _network_sets([*servers, *more], documents, settings)
+    both = ((folder_of(path), servers), (str(settings.home / FOLDER), more))
+    return {one.name: _server(one, sets, folder) for folder, many in both for one in many}
+
+
+def folder_of(path: Path | None) -> str:
+    """Return what says of a server that its manifest is in ``path``."""
+    return "" if path is None else os.path.abspath(path)
 
 
 async def _network_sets(
@@ -85,7 +106,7 @@ def _hosts(networks: Sequence[object]) -> set[str]:
     return {one for allow in lists for one in allow if isinstance(one, str)}
 
 
-def _server(document: Document, sets: dict[str, NetworkSpec]) -> HostedSpec:
+def _server(document: Document, sets: dict[str, NetworkSpec], folder: str) -> HostedSpec:
     spec = document.spec
     assert isinstance(spec, Spec)
     network, limits = spec.network, spec.resource_limits
@@ -114,6 +135,7 @@ def _server(document: Document, sets: dict[str, NetworkSpec]) -> HostedSpec:
     bridge = spec.stdio_bridge
     return HostedSpec(
         name=document.name,
+        folder=folder,
         digest=digest(document.data),
         command=tuple(spec.command),
         image=spec.image,

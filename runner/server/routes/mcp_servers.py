@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import trio
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from runner.core.codec import encode
-from runner.core.errors import BadRequest, McpSession, OutOfScope, UnknownMcpServer
+from runner.core.errors import BadRequest, McpSession, OutOfScope, ServerFailed, UnknownMcpServer
 from runner.core.sanitize import excerpt
 from runner.mcp.bridge import INVALID_REQUEST, MAX_LINE, Bridge, Inbox, Message, Session, error_for, read_message
 from runner.ops.mcp.hosting import HostedServer
-from runner.server.route import BASE, Call, Route
+from runner.ops.mcp.registrations import deregister, exists, register
+from runner.server.route import BASE, Call, Reply, Route
 
 SESSION = "mcp-session-id"
 BEAT = 15.0  # seconds between signs of life on a stream
@@ -38,6 +40,15 @@ class McpServer(Struct, kw_only=True):
     crashes: int
     tools: list[str]
     pending: bool
+
+
+class NewMcpServer(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A server to host in a sandbox of its own, from now on and whenever this server runs."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
+    spec: Annotated[
+        dict[str, Any], Meta(description="As in a manifest of the kind McpServer, but for what is of the server's host")
+    ]
 
 
 class McpServers(Struct):
@@ -64,6 +75,43 @@ def _named(call: Call) -> HostedServer:
     hosting = call.server.hosting
     found = None if hosting is None else hosting.servers.get(call.path["id"])
     if found is None:
+        raise UnknownMcpServer(f"there is no hosted server `{excerpt(call.path['id'])}`")
+    return found
+
+
+async def _create(call: Call) -> Reply:
+    call.require_change(None)
+    hosting, body = call.server.hosting, call.body
+    assert hosting is not None  # of whatever answers over HTTP
+    if body.name in hosting.servers:
+        raise exists(body.name)
+    home = call.server.env.settings.home
+    await trio.to_thread.run_sync(partial(register, home, body.name, body.spec, trusted=False))
+    await hosting.look()
+    if (server := hosting.servers.get(body.name)) is None:
+        deregister(home, body.name)
+        raise ServerFailed("manifests of this server's MCP servers have errors", hint="look at its log")
+    location = {"location": f"{BASE}/mcp-servers/{body.name}"}
+    return Reply(value=_shown(server), status=201, headers=location)
+
+
+async def _get_one(call: Call) -> McpServer:
+    return _shown(_seen(call))
+
+
+async def _delete_one(call: Call) -> None:
+    server, hosting = _seen(call), call.server.hosting
+    call.require_change(None)
+    await trio.to_thread.run_sync(deregister, call.server.env.settings.home, server.spec.name)
+    if hosting is not None:
+        await hosting.look()
+
+
+def _seen(call: Call) -> HostedServer:
+    """Return the server of the path. Raises ``UnknownMcpServer``, also when the token may not see it."""
+    hosting = call.server.hosting
+    found = None if hosting is None else hosting.servers.get(call.path["id"])
+    if found is None or not call.token.admin:
         raise UnknownMcpServer(f"there is no hosted server `{excerpt(call.path['id'])}`")
     return found
 
@@ -212,6 +260,28 @@ ROUTES = (
         summary="List hosted MCP servers",
         handle=_list,
         answer=McpServers,
+    ),
+    Route(
+        method="POST",
+        path=f"{BASE}/mcp-servers",
+        summary="Register an MCP server, which is hosted from now on",
+        handle=_create,
+        body=NewMcpServer,
+        answer=McpServer,
+        status=201,
+    ),
+    Route(
+        method="GET",
+        path=f"{BASE}/mcp-servers/{{id}}",
+        summary="Show a hosted MCP server",
+        handle=_get_one,
+        answer=McpServer,
+    ),
+    Route(
+        method="DELETE",
+        path=f"{BASE}/mcp-servers/{{id}}",
+        summary="End a registered MCP server for good; its files are saved",
+        handle=_delete_one,
     ),
     Route(
         method="POST",

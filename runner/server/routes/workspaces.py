@@ -250,7 +250,7 @@ def _shown(row: WorkspaceRow, lease: LeaseState | None) -> Workspace:
     return Workspace(
         id=row.id,
         agent_session_id=row.session,
-        container_type="agent_workspace",
+        container_type="agent_workspace" if row.mcp_server is None else "mcp_server",
         deployment_mode="self_hosted",
         provider=row.provider,
         status=row.status.value,

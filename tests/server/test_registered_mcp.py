@@ -1,0 +1,160 @@
+"""Registered MCP servers: over HTTP and by the command, of images, in containers, and from one start to the next."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.sandbox.container_init import membership
+from runner.testing.outside import pids
+from tests.server.test_hosted_mcp import PROGRAM, ask, events, hosting, state, write
+from tests.support import dockerd
+from tests.support.needs import MEMORY, USERS
+from tests.support.server import Served, create_token, serving
+from tests.support.situations import Project, until
+
+IMAGE = "runner-tests-mcp:1"
+
+
+def make_image() -> None:
+    """An image that starts the server by itself, in a directory of its own and with a variable."""
+    with dockerd.session().client() as client:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            tar.add(PROGRAM, "opt/served/main.py")
+        made = client.create_container(dockerd.IMAGE, ["true"])["Id"]
+        try:
+            client.put_archive(made, "/", buffer.getvalue())
+            changes = ["WORKDIR /opt/served", "ENV OF_IMAGE=yes", 'ENTRYPOINT ["python3"]', 'CMD ["main.py"]']
+            repository, _, tag = IMAGE.partition(":")
+            client.commit(made, repository, tag, changes=changes)
+        finally:
+            client.remove_container(made)
+
+
+@pytest.fixture
+def on_docker(project: Project) -> Iterator[Project]:
+    project.env |= {"DOCKER_HOST": dockerd.host(), "WORKSPACE_PROVIDERS": "docker"}
+    yield project
+    for row in project.json("workspace", "list"):
+        project.runner("workspace", "destroy", "--discard", row["id"])
+
+
+@pytest.mark.scenario("LIF-06")
+@pytest.mark.scenario("LIF-07")
+def test_a_registered_image_is_hosted_whenever_the_server_runs(on_docker: Project) -> None:
+    project = on_docker
+    make_image()
+    with serving(project) as served:
+        made = served.post("/mcp-servers", {"name": "docs", "spec": {"image": IMAGE, "stdio_bridge": True}})
+        assert (made["name"], made["state"]) == ("docs", "starting")
+        until(lambda: state(served)["state"] == "ready")
+        found = served.get("/mcp-servers/docs")
+        row = served.get(f"/workspaces/{found['workspace']}")
+        assert {name: row[name] for name in ("container_type", "lifecycle", "status", "expires_at")} == {
+            "container_type": "mcp_server",
+            "lifecycle": "persistent",
+            "status": "ready",
+            "expires_at": None,
+        }
+        assert (row["provider"], len(dockerd.containers(row["id"]))) == ("docker", 1)
+        assert json.loads(ask(served, "seen"))[1]["OF_IMAGE"] == "yes"
+        assert served.refused("POST", "/mcp-servers", {"name": "docs", "spec": {"image": IMAGE}}) == (409, "mcp.exists")
+    assert dockerd.containers(row["id"]) == []
+    with serving(project, token="again") as served:
+        until(lambda: state(served)["state"] == "ready")
+        assert state(served)["workspace"] == row["id"]
+        assert ask(served, "echo", text="hi") == "hi"
+        assert served.ask("DELETE", "/api/v1/mcp-servers/docs").status == 204
+        assert served.refused("GET", "/mcp-servers/docs") == (404, "mcp.unknown-server")
+        assert dockerd.containers(row["id"]) == []
+        assert served.refused("GET", f"/workspaces/{row['id']}")[0] == 404
+    with serving(project, token="third") as served:
+        assert served.get("/mcp-servers")["mcp_servers"] == []
+
+
+COMMAND = ["python3", "-c", PROGRAM.read_text()]
+
+
+def test_what_is_registered_from_elsewhere_names_nothing_of_this_host(served: Served) -> None:
+    reader = create_token(served.project.settings(), "reader", ("admin:ro",))
+    other = create_token(served.project.settings(), "other", ("project:shop",))
+    write(served.project, "docs")
+
+    def refused(spec: Any, name: str = "docs", **more: Any) -> tuple[int, str]:
+        answer = served.ask("POST", "/api/v1/mcp-servers", {"name": name, "spec": spec}, **more)
+        (found,) = answer.json.get("errors", [answer.json])
+        assert found.get("at", "server").startswith("server")
+        return answer.status, found["code"]
+
+    for spec, code in (
+        ({}, "manifest.bad-value"),
+        ({"command": []}, "manifest.bad-value"),
+        ({"command": ["x"], "stdio_bridge": False}, "manifest.bad-value"),
+        ({"command": ["x"], "comand": 1}, "manifest.unknown-field"),
+        ({"command": ["x"], "toolchains": ["/opt"]}, "policy.untrusted"),
+        ({"command": ["x"], "secrets": [{"name": "A", "from": {"env": "HOME"}}]}, "policy.untrusted"),
+        ({"command": ["x"], "network": {"allow": [{"host": "a.b", "private": True}]}}, "policy.untrusted"),
+    ):
+        assert refused(spec) == (400, code), spec
+    assert refused({"command": ["x"]}, "../docs") == (400, "manifest.name")
+    assert refused({"command": ["x"]}, token=reader) == (403, "server.scope")
+    assert refused({"command": ["x"]}, token=other) == (403, "server.scope")
+    assert [*(served.project.home / "state" / "mcp-servers").iterdir()] == []
+    served.post("/mcp-servers", {"name": "docs", "spec": {"command": COMMAND}})
+    until(lambda: state(served)["state"] == "ready")
+    assert served.get("/mcp-servers", token=other)["mcp_servers"] == []
+    assert served.refused("GET", "/mcp-servers/docs", token=other) == (404, "mcp.unknown-server")
+    assert served.refused("DELETE", "/mcp-servers/docs", token=other) == (404, "mcp.unknown-server")
+    assert served.refused("DELETE", "/mcp-servers/docs", token=reader) == (403, "server.scope")
+    assert state(served)["state"] == "ready"
+    assert served.ask("DELETE", "/api/v1/mcp-servers/docs").status == 204
+    assert served.get("/mcp-servers")["mcp_servers"] == []
+    assert served.refused("DELETE", "/mcp-servers/docs") == (404, "mcp.unknown-server")
+
+
+def seconds_used(workspace: str) -> float:
+    """The time on processors of all processes of a workspace's containers; gVisor does not know it inside."""
+    containers = dockerd.containers(workspace)
+    found = [pid for pid in pids() if any(one in membership(pid) for one in containers)]
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in found]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+@MEMORY.mark
+@USERS.mark
+@pytest.mark.scenario("LIF-16", only="mcp")
+@pytest.mark.scenario("LIF-17", only="mcp")
+@pytest.mark.scenario("LIF-18", only="mcp")
+@pytest.mark.parametrize("provider", ["local", "docker", pytest.param("gvisor", marks=pytest.mark.nightly)])
+def test_limits_hold_for_a_server(project: Project, provider: str) -> None:
+    project.env |= {"WORKSPACE_PROVIDERS": provider} | ({} if provider == "local" else {"DOCKER_HOST": dockerd.host()})
+    image = {} if provider == "local" else {"image": dockerd.IMAGE}
+    limits = {"memory": "128M", "disk": "32M", "cpu": "300m"}
+    write(project, provider=provider, resource_limits=limits, health={"interval": "1s"}, **image)
+    with hosting(project) as served:
+        until(lambda: state(served)["state"] == "ready")
+        workspace = state(served)["workspace"]
+        begun, before = time.monotonic(), 0.0 if provider == "local" else seconds_used(workspace)
+        share = float(ask(served, "spin", seconds=3))
+        if provider != "local":
+            share = (seconds_used(workspace) - before) / (time.monotonic() - begun)
+        assert share < 0.3 * 1.3
+        assert ask(served, "fill", mebibytes=64) == "No space left on device"
+        assert 16 << 20 < int(ask(served, "read")) < 32 << 20
+        assert state(served)["crashes"] == 0
+        assert ask(served, "eat") == "eating"
+        crashes = 1 if provider == "gvisor" else 0  # to the host that is one program, which is killed whole
+        told = "McpServerEnded" if provider == "gvisor" else "OomKilled"
+        until(lambda: told in [one["type"] for one in events(project, workspace)])
+        until(lambda: state(served)["state"] in ("ready", "unhealthy"))
+        assert ask(served, "echo", text="hi") == "hi"
+        assert state(served)["crashes"] == crashes
