@@ -62,9 +62,9 @@ async def refused(client: Client, name: str, /, **arguments: Any) -> str:
     return str(text.text).partition("[")[2].partition("]")[0]  # type: ignore[union-attr]
 
 
-@pytest.mark.scenario("ISO-01")
-@pytest.mark.scenario("ISO-02")
-@pytest.mark.scenario("ISO-03")
+@pytest.mark.scenario("ISO-01", only="mcp")
+@pytest.mark.scenario("ISO-02", only="mcp")
+@pytest.mark.scenario("ISO-03", only="mcp")
 async def test_projects_and_workspaces_by_tools(project: Project) -> None:
     async with client(project) as mcp:
         listed = (await mcp.list_tools()).tools

@@ -106,7 +106,7 @@ def exists(name: str) -> McpServerExists:
 
 
 def _of_this_host(document: Document) -> Iterator[RunnerError]:
-    """What only somebody on this host may write: its directories, secrets, and the network that it is in."""
+    """Find what only somebody on this host may write: its directories, secrets, and the network that it is in."""
     hint = "runner mcp register FILE, on the host of the server"
     spec: Any = document.spec
     hosts, inject = getattr(spec.network, "allow", ()), getattr(spec.network, "inject", None)
