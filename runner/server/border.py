@@ -5,6 +5,7 @@ Host and Origin come first, then the token, then the size and form of the body; 
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -43,6 +44,7 @@ BODY_SECONDS = 30.0
 AT_ONCE = 200  # requests that are worked on
 BURST = 5.0  # seconds whose requests may come at once
 _TOKENS = 10_000  # whose requests are counted before those that rest are forgotten
+_OF_A_BODY = ("content-length", "transfer-encoding")
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _ANYBODY = StoredToken(name="", scopes=(), created=0, sha256="")
 
@@ -66,7 +68,7 @@ class App:
         paths = [Path(path, _Resource(self, methods)) for path, methods in by_path.items()]
         paths += pages(self)
         self._names: dict[object, str] = {path.endpoint: path.path for path in paths}
-        self._router = Router(paths, default=self._no_route, redirect_slashes=False)
+        self._router = _Router(paths, default=self._no_route, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,7 +108,7 @@ class App:
             body = await read_limited(request, most=route.raw_bytes)
         elif route.body is not None:
             body = read_body(await read_limited(request), route.body)
-        else:  # else who sends one, though none is wanted, would be cut off before the answer
+        elif any(name in request.headers for name in _OF_A_BODY):  # unread, it would cut the client off
             await read_limited(request, None)
         call = Call(
             server=self.server,
@@ -136,6 +138,25 @@ class App:
             return await route.handle(call)
         finally:
             self._room.release_on_behalf_of(call)
+
+
+class _Router(Router):
+    """Finds the path of a request by one pattern, where Starlette tries some fifty."""
+
+    def __init__(self, paths: Sequence[Path], **more: Any) -> None:
+        super().__init__(paths, **more)
+        self._paths = paths
+        patterns = (re.sub(r"\?P<\w+>", "?:", path.path_regex.pattern) for path in paths)
+        self._any = re.compile("|".join(f"({pattern})" for pattern in patterns))
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._any.match(scope["path"]) if scope["type"] == "http" else None
+        if found is None or found.lastindex is None:
+            await self.default(scope, receive, send)
+            return
+        path = self._paths[found.lastindex - 1]
+        scope.update(path.matches(scope)[1])
+        await path.handle(scope, receive, send)
 
 
 class _Rate:

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -23,18 +23,35 @@ _PIECE = 1 << 16  # bytes that have to be taken in that time
 
 
 class Connection(TCPServer):
+    """``head`` is that of an answer whose body comes at once, which is sent with its first piece: one write, not two.
+
+    ``None`` says that the next thing to be sent is a head.
+    """
+
+    head: bytes | None = b""
+
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
+            if isinstance(event, Updated) and not event.idle:
+                self.head = None
             await super().protocol_send(event)
             return
+        data = event.data
+        if self.head is None and not data.startswith(b"HTTP/1.1 1"):  # an interim answer has no body
+            self.head = data if b"\r\ncontent-length: " in data else b""
+            if self.head:
+                return
+        elif self.head:
+            data, self.head = self.head + data, b""
         async with self.send_lock:
             try:
-                for start in range(0, len(event.data), _PIECE):
-                    with trio.fail_after(UNREAD_SECONDS):
-                        await self.stream.send_all(event.data[start : start + _PIECE])
+                with trio.CancelScope() as unread:
+                    for start in range(0, len(data), _PIECE):
+                        unread.deadline = trio.current_time() + UNREAD_SECONDS
+                        await self.stream.send_all(data[start : start + _PIECE])
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.protocol.handle(Closed())
-            except trio.TooSlowError:
+            if unread.cancelled_caught:
                 await trio.aclose_forcefully(self.stream)
                 await self.protocol.handle(Closed())
 

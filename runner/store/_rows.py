@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 T = TypeVar("T")
@@ -10,12 +11,17 @@ T = TypeVar("T")
 
 def as_rows(kind: type[T], found: Iterable[Sequence[object]]) -> Iterator[T]:
     """Make values of rows. Raises ``TypeError``, which the store reports as damage, for a column of another type."""
-    kinds = get_type_hints(kind)
+    kinds = _kinds(kind)  # type: ignore[arg-type]  # classes are hashable
     for values in found:
         for (name, wanted), value in zip(kinds.items(), values, strict=True):
             if not isinstance(value, wanted):
                 raise TypeError(f"`{name}` is {value!r}")
         yield kind(**dict(zip(kinds, values, strict=True)))
+
+
+@cache
+def _kinds(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def where(*conditions: tuple[str, Sequence[Any] | None]) -> tuple[str, list[Any]]:

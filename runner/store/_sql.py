@@ -146,7 +146,7 @@ class Reader:
         return await self._database.run(lambda: wanted(self._connection))
 
     async def workspace(self, id: str) -> WorkspaceRow:
-        return await self._database.run(lambda: find_workspace(self._connection, id))
+        return await self._database.look(lambda connection: find_workspace(connection, id))
 
     async def anchor(self) -> ClockReference | None:
         return await self._database.run(lambda: read_anchor(self._connection))
@@ -218,6 +218,8 @@ class Reader:
         limit: int | None = None,
     ) -> list[EntryRow]:
         wanted = partial(read_entries, kind=kind, name=name, state=state, before=before, limit=limit)
+        if name is not None:
+            return await self._database.look(wanted)
         return await self._database.run(lambda: wanted(self._connection))
 
     async def pools(self) -> list[PoolRow]:

@@ -29,7 +29,7 @@ from runner.core.errors import BadStoreUrl, LeaseError, RunnerError, StoreBusy, 
 from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
 from runner.ports.store import RunnerRow
-from runner.store._database import OLDEST, Hook, Rows, check_version, scripts_in
+from runner.store._database import OLDEST, Connection, Hook, Rows, check_version, scripts_in
 from runner.store._sql import Reader, Store
 from runner.store.memory import MemoryStore
 
@@ -270,6 +270,9 @@ class PostgresDatabase:
         if errors:
             raise errors[0]
         return answer[0]
+
+    async def look(self, action: Callable[[Connection], T]) -> T:
+        return await self.run(lambda: action(self.connection))
 
     async def _watch_over(self) -> None:
         """End the connection of a statement that takes too long, or whose caller was cancelled."""

@@ -32,7 +32,7 @@ from runner.core.errors import (
 from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
 from runner.ports.store import RunnerRow
-from runner.store._database import OLDEST, Hook, check_version, scripts_in
+from runner.store._database import OLDEST, Connection, Hook, check_version, scripts_in
 from runner.store._sql import Reader, Store
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ class SqliteDatabase:
         self._limiter = trio.CapacityLimiter(1)
         self._written = trio.Event()  # set at the next commit by this store; of others nothing is heard
         self._refusal: RunnerError | None = None  # once there is one, this connection writes no more
+        self._looking: sqlite3.Connection | None = None
 
     @property
     def writable(self) -> bool:
@@ -91,6 +92,27 @@ class SqliteDatabase:
                 raise
 
         return await trio.to_thread.run_sync(translated, limiter=self._limiter)
+
+    async def look(self, action: Callable[[Connection], T]) -> T:
+        """Look by a second connection, which waits for no commit of the first, and without a thread, which costs more
+        than the look. Whatever keeps it from that is left to ``run``.
+        """
+        await trio.lowlevel.checkpoint()
+        try:
+            if self._looking is None and self.writable:
+                self._looking = _connect(f"{self._path.absolute().as_uri()}?mode=ro")
+                self._looking.execute("PRAGMA busy_timeout = 0")
+            if self._looking is not None:
+                return action(self._looking)
+        except sqlite3.Error:
+            self.close()
+        return await self.run(lambda: action(self.connection))
+
+    def close(self) -> None:
+        """Close what looks; the connection is its opener's."""
+        if self._looking is not None:
+            self._looking.close()
+            self._looking = None
 
     async def now(self) -> int:
         return self._clock()
@@ -201,7 +223,8 @@ async def open_store(
         connection = stack.enter_context(closing(opened))
         with _translated_errors(path):
             (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
-        yield Store(SqliteDatabase(connection, path, now), nonce, hook=hook, runner=runner)
+        database = stack.enter_context(closing(SqliteDatabase(connection, path, now)))
+        yield Store(database, nonce, hook=hook, runner=runner)
 
 
 @asynccontextmanager
@@ -214,7 +237,7 @@ async def open_reader(path: Path, *, must_exist: bool = False) -> AsyncIterator[
     with ExitStack() as stack:
         connection = await trio.to_thread.run_sync(partial(_open_to_read, path, stack, must_exist=must_exist))
         stack.enter_context(closing(connection))
-        yield Reader(SqliteDatabase(connection, path, now_microseconds))
+        yield Reader(stack.enter_context(closing(SqliteDatabase(connection, path, now_microseconds))))
 
 
 def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, closing, contextmanager
 from itertools import count
@@ -24,7 +25,7 @@ from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed
 from runner.core.model import CommandHolder, succeeded
 from runner.events import events as ev
 from runner.lifecycle.liveness import FORGET_AFTER
-from runner.ports.store import RunnerRow
+from runner.ports.store import EntryRow, RunnerRow
 from runner.store._sql import _PROJECTED, Store, _project
 from runner.store.sqlite import OLDEST, migrate, open_reader, open_store, scripts
 from tests.support.needs import ROOT
@@ -57,6 +58,26 @@ async def test_a_store_is_private_and_keeps_its_nonce(tmp_path: Path) -> None:
     async with open_store(home / "state.db", now=lambda: 0, entropy=os.urandom) as store:
         assert store.nonce == nonce == "01" * 8
         assert [r.event for r in await store.events("a")] == [STARTED]
+
+
+async def test_looking_by_name_waits_for_no_commit(tmp_path: Path) -> None:
+    """A server looks a token up at each request, while runs wait for their disk."""
+    begun, ended = threading.Event(), threading.Event()
+    async with store_in(tmp_path, lambda point: None if point != "torn" or begun.set() else ended.wait()) as store:
+        ended.set()
+        await store.put_entry(EntryRow(kind="token", name="a", body="{}"))
+        begun.clear()
+        ended.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.append, "a", [STARTED])
+            await trio.to_thread.run_sync(begun.wait)
+            try:
+                with trio.fail_after(5):
+                    assert [found.body for found in await store.entries("token", name="a")] == ["{}"]
+            finally:
+                ended.set()
+        await store.remove_entry("token", "a")
+        assert await store.entries("token", name="a") == []
 
 
 async def test_a_workspace_row_lives_from_intent_to_absence(tmp_path: Path) -> None:
