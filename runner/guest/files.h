@@ -3,8 +3,9 @@
  * `guest list [-SKIPPED...] ROOT...` writes, for each entry below a root, a stamp that differs once the entry was
  * changed, a blank, its path and a zero byte; after each root comes a lone zero byte. SKIPPED paths of the first root
  * are passed over. `guest pack ROOT` reads paths, each ended by a zero byte, and writes for each that is there a
- * `struct packed`, its name, the target of a link, and `size` bytes of content. No link is followed. Either ends with
- * 0, or with 1 when there is something that its user cannot read.
+ * `struct packed`, its name, the target of a link, and `size` bytes of content. `guest remove ROOT` reads paths in the
+ * same way, each after those below it, and removes what is there, but for directories that are not empty. No link is
+ * followed. Each ends with 0, or with 1 when there is something that its user cannot read or remove.
  */
 #include <linux/openat2.h>
 #include <linux/stat.h>
@@ -12,6 +13,7 @@
 #ifndef O_PATH /* hidden by headers, like those that follow */
 #define O_PATH 010000000
 #define AT_NO_AUTOMOUNT 0x800
+#define AT_REMOVEDIR 0x200
 #define AT_EMPTY_PATH 0x1000
 #endif
 
@@ -215,7 +217,26 @@ static bool pack(const char *name)
     return true;
 }
 
-static int pack_files(const char *root)
+static bool remove_one(const char *name)
+{
+    static char above[PATH_BYTES];
+    size_t length = length_of(name), last = length;
+    while (last && name[last - 1] != '/')
+        last--;
+    memcpy(above, name, last);
+    above[last ? last - 1 : 0] = 0;
+    long directory = open_below(above, O_PATH | O_DIRECTORY);
+    if (directory < 0)
+        return directory == -ENOENT || directory == -ENOTDIR || directory == -ELOOP;
+    long error = SYS(unlinkat, directory, name + last, 0);
+    if (error == -EISDIR)
+        error = SYS(unlinkat, directory, name + last, AT_REMOVEDIR);
+    SYS(close, directory);
+    return !error || error == -ENOENT || error == -ENOTDIR || error == -ENOTEMPTY;
+}
+
+/* Do something for each path that is read, below `root`. */
+static int each_file(const char *root, bool (*act)(const char *name))
 {
     static char names[1 << 16];
     size_t held = 0;
@@ -232,7 +253,7 @@ static int pack_files(const char *root)
         while (whole && names[whole - 1])
             whole--;
         for (; at < whole; at += length_of(names + at) + 1)
-            if (!pack(names + at))
+            if (!act(names + at))
                 return 1;
         held -= whole;
         for (size_t i = 0; i < held; i++)

@@ -1141,15 +1141,15 @@ static bool move_into(char **lists)
     return true;
 }
 
-/* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, as a command `guest list` and `guest pack`, or outside of a
- * workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our own user. */
+/* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, as a command `guest list`, `guest pack` and `guest remove`,
+ * or outside of a workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our own user. */
 static int start_up(int argc, char **argv, char **env)
 {
     char way = argc > 1 ? argv[1][0] : 0;
     if (way == 'l')
         return list_trees(argc - 2, argv + 2);
-    if (way == 'p' && argc == 3)
-        return pack_files(argv[2]);
+    if ((way == 'p' || way == 'r') && argc == 3)
+        return each_file(argv[2], way == 'p' ? pack : remove_one);
     if (way == '+')
         return move_into(argv + 2) ? run(NULL, 0) : 3;
     if (way == '-' && argc > 4)

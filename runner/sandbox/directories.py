@@ -240,6 +240,11 @@ class WorkspaceDirectories:
                     hint="destroy that workspace first: all workspaces of a project are isolated, or none",
                 )
 
+    def neighbours(self, handle: Handle) -> list[str]:
+        """List the other workspaces that share a workspace's project."""
+        records = self._all().items()
+        return [id for id, one in records if id != handle.id and one.get("shared") and one["project"] == handle.project]
+
     def _recorded(self, id: str, record: dict[str, Any]) -> Handle:
         adopted = record.get("adopted")
         return self.handle(

@@ -44,12 +44,12 @@ class GuestFiles:
         self._roots = roots
         self._skipped = [f"-{path}" for path in skipped]
         self._most = most
-        self._guest: Guest | None = None
+        self.guest: Guest | None = None
         self._known: dict[str, Stamps] = {root: {} for root in roots}
 
     async def begin(self, guest: Guest) -> None:
         """Take the directories to be the same here and there, at this moment."""
-        self._guest = guest
+        self.guest = guest
         with suppress(ProviderFailed, WorkspaceLost), unwrapping_groups():
             self._known.update(await self._list([*self._roots]))
 
@@ -70,54 +70,78 @@ class GuestFiles:
         return await trio.to_thread.run_sync(lambda: sum(map(_bytes_of, found.values())))
 
     async def _list(self, roots: Sequence[str]) -> dict[str, Stamps]:
-        skipped = self._skipped if roots[0] == next(iter(self._roots)) else []
-        text = bytearray()
-
-        async def receive(chunk: bytes) -> None:
-            text.extend(chunk)
-            if len(text) > _LISTED:
-                raise ProviderFailed("a workspace holds too many files and directories to be listed")
-
-        await self._run(["list", *skipped, *roots], b"", receive)
-        found = await trio.to_thread.run_sync(_parse, text)
-        if len(found) != len(roots):
-            raise ProviderFailed("the files of a workspace are missing")
-        return dict(zip(roots, found, strict=True))
+        assert self.guest is not None
+        return await list_files(self.guest, roots, self._skipped if roots[0] == next(iter(self._roots)) else ())
 
     async def _fetch(self, root: str, known: Stamps, found: Stamps) -> None:
+        assert self.guest is not None
         to = self._roots[root]
         changed = sorted(name for name, stamp in found.items() if known.get(name) != stamp)
         if changed:
-            names, links = _wanted(changed, found)
-            send, received = trio.open_memory_channel[bytes](_CHUNKS)
-            async with open_services() as nursery:
-                nursery.start_soon(self._pack, root, names, send)
-                pulled = _Pulled(received)
-                await trio.to_thread.run_sync(lambda: read_packed(pulled.entries(), to, most=self._most, links=links))
+            await fetch_files(self.guest, root, changed, found, to=to, most=self._most)
         if known.keys() - found.keys():
             await trio.to_thread.run_sync(remove_all_but, to, found.keys())
 
-    async def _pack(self, root: str, names: Sequence[str], send: trio.MemorySendChannel[bytes]) -> None:
-        words = "".join(f"{name}\0" for name in names).encode(errors="surrogateescape")
-        async with send:
-            with suppress(trio.BrokenResourceError):  # who reads has refused something, and says so
-                await self._run(["pack", root], words, send.send)
 
-    async def _run(self, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
-        assert self._guest is not None
-        request = Request(argv=[GUEST, *words], env={}, cwd="/", uid=KEEP, gid=KEEP)
-        async with self._guest.exec(request, grace=0) as command, open_services() as nursery:
+async def list_files(guest: Guest, roots: Sequence[str], skipped: Sequence[str] = ()) -> dict[str, Stamps]:
+    """List directories of the sandbox. Raises ``ProviderFailed``, ``WorkspaceLost``."""
+    text = bytearray()
 
-            async def feed() -> None:
-                with suppress(trio.BrokenResourceError):
-                    await command.stdin.send_all(stdin)
-                await command.stdin.aclose()
+    async def receive(chunk: bytes) -> None:
+        text.extend(chunk)
+        if len(text) > _LISTED:
+            raise ProviderFailed("a workspace holds too many files and directories to be listed")
 
-            nursery.start_soon(feed)
-            while chunk := await _heard(command.stdout.receive_some):
-                await receive(chunk)
-            if not (await command.wait()).ok:
-                raise ProviderFailed("the files of a workspace cannot be read")
+    await _run(guest, ["list", *skipped, *roots], b"", receive)
+    found = await trio.to_thread.run_sync(_parse, text)
+    if len(found) != len(roots):
+        raise ProviderFailed("the files of a workspace are missing")
+    return dict(zip(roots, found, strict=True))
+
+
+async def fetch_files(guest: Guest, root: str, changed: Sequence[str], found: Stamps, *, to: Path, most: int) -> None:
+    """Fetch files of a directory that was ``found`` so, with the directories above them. Raises as ``read_tar``."""
+    names, links = _wanted(changed, found)
+    send, received = trio.open_memory_channel[bytes](_CHUNKS)
+    async with open_services() as nursery:
+        nursery.start_soon(_pack, guest, root, names, send)
+        pulled = _Pulled(received)
+        await trio.to_thread.run_sync(lambda: read_packed(pulled.entries(), to, most=most, links=links))
+
+
+async def remove_files(guest: Guest, root: str, names: Sequence[str]) -> None:
+    """Remove files of a directory, each after those below it. Directories that have others stay."""
+    await _run(guest, ["remove", root], _words(names), _ignore)
+
+
+async def _ignore(_: bytes) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+def _words(names: Sequence[str]) -> bytes:
+    return "".join(f"{name}\0" for name in names).encode(errors="surrogateescape")
+
+
+async def _pack(guest: Guest, root: str, names: Sequence[str], send: trio.MemorySendChannel[bytes]) -> None:
+    async with send:
+        with suppress(trio.BrokenResourceError):  # who reads has refused something, and says so
+            await _run(guest, ["pack", root], _words(names), send.send)
+
+
+async def _run(guest: Guest, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
+    request = Request(argv=[GUEST, *words], env={}, cwd="/", uid=KEEP, gid=KEEP)
+    async with guest.exec(request, grace=0) as command, open_services() as nursery:
+
+        async def feed() -> None:
+            with suppress(trio.BrokenResourceError):
+                await command.stdin.send_all(stdin)
+            await command.stdin.aclose()
+
+        nursery.start_soon(feed)
+        while chunk := await _heard(command.stdout.receive_some):
+            await receive(chunk)
+        if not (await command.wait()).ok:
+            raise ProviderFailed("the files of a workspace cannot be read")
 
 
 async def _heard(receive_some: Callable[[int], Awaitable[bytes]]) -> bytes:

@@ -53,7 +53,8 @@ def write_tar(sources: Iterable[Source], out: IO[bytes]) -> None:
             else:
                 for path, name in _walk(source.path):
                     if source.only is None or name in source.only:
-                        _add(archive, path, source.name + name, source.uid)
+                        with suppress(FileNotFoundError):
+                            _add(archive, path, source.name + name, source.uid)
     out.truncate(archive.offset)
 
 
@@ -75,9 +76,10 @@ def _walk(top: Path) -> Iterator[tuple[str, str]]:
     while waiting:
         path, name = waiting.pop()
         yield path, name
-        mode = os.lstat(path).st_mode
-        if stat.S_ISDIR(mode) and mode & stat.S_IRUSR:
-            waiting += [(entry.path, f"{name}/{entry.name}") for entry in os.scandir(path)]
+        with suppress(FileNotFoundError):  # others work in the directory of a shared project
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode) and mode & stat.S_IRUSR:
+                waiting += [(entry.path, f"{name}/{entry.name}") for entry in os.scandir(path)]
 
 
 def _add(archive: tarfile.TarFile, path: str, name: str, uid: int) -> None:
@@ -103,12 +105,17 @@ def _add(archive: tarfile.TarFile, path: str, name: str, uid: int) -> None:
 
 def stamps(top: Path) -> dict[str, str]:
     """Return a text for each entry of a tree that differs once the entry was changed; no file is read."""
-    found = {}
-    for path, name in _walk(top):
+    return {name: found for path, name in _walk(top) if (found := stamp(path)) is not None}
+
+
+def stamp(path: str) -> str | None:
+    """Return the stamp of what is at a path; ``None`` if nothing is."""
+    try:
         s = os.lstat(path)
-        same = "" if stat.S_ISDIR(s.st_mode) else f" {s.st_ino} {s.st_size} {s.st_ctime_ns}"
-        found[name] = f"{s.st_mode:o}{same}"
-    return found
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    same = "" if stat.S_ISDIR(s.st_mode) else f" {s.st_ino} {s.st_size} {s.st_ctime_ns}"
+    return f"{s.st_mode:o}{same}"
 
 
 def blocks(size: int) -> int:

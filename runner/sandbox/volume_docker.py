@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import trio
+from msgspec import structs
 
 from runner.core.errors import CleanUpIncomplete, ProviderFailed, WorkspaceLost
+from runner.core.home import WORKSPACES
 from runner.core.model import Feature, Handle, IsolationClass
 from runner.guest import binary
-from runner.ports.provider import STOP_GRACE, Probe, SandboxSpec, Workspace, WorkspaceRequest
+from runner.ports.provider import STOP_GRACE, Paths, Probe, SandboxSpec, Workspace, WorkspaceRequest
 from runner.safefs import trees
 from runner.safefs.safe_open import open_directory
 from runner.sandbox.attach_channel import AttachChannel
@@ -48,8 +50,10 @@ from runner.sandbox.docker_facts import (
 )
 from runner.sandbox.guest_files import GuestFiles
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
+from runner.sandbox.project_volumes import ProjectVolumes
 from runner.sandbox.protected_paths import Guard, Kind, open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS, group, passwd
+from runner.sandbox.shared_volumes import PROJECT_VOLUME
 from runner.sandbox.tar_trees import Source, read_tar, stamps, tar_bytes, write_tar
 
 UID = 1000  # of commands
@@ -62,14 +66,16 @@ _CHECKED = "commands write to a volume of the daemon, which is in a machine that
 _DESKTOP = "Docker Desktop"
 _NOT_WARM = "the connection to a container's guest goes through the daemon, and cannot be handed over"
 _NOT_MADE = "what commands install is kept on this host, and this daemon mounts nothing of it"
-_ALONE = "workspaces that share a project need its directory, and this daemon mounts nothing of this host"
+_IN_PLACE = "its tree is a directory of this host, and this daemon mounts nothing of it"
+_OPEN = "nothing keeps commands from removing each other's workspaces in a machine that mounts no part of a volume"
 
 
 @dataclass(frozen=True)
 class Volume:
     """A volume of the daemon for the host's directory ``source``, mounted at ``target``.
 
-    A ``kept`` one belongs to the workspace and is fetched, a ``passing`` one is removed with the sandbox.
+    A ``kept`` one belongs to the workspace and is fetched, a ``passing`` one is removed with the sandbox, and a
+    ``shared`` one belongs to the project.
     """
 
     name: str
@@ -78,6 +84,7 @@ class Volume:
     writable: bool = False
     kept: bool = False
     passing: bool = False
+    shared: bool = False
 
 
 class VolumeDocker(DaemonImages):
@@ -89,12 +96,12 @@ class VolumeDocker(DaemonImages):
         self._directories = WorkspaceDirectories(home, self.name, own_users=False)
         self._engine = engine
         self._grace = grace
+        self._projects = ProjectVolumes(engine, self._make, self._labels, uid=UID, most=MOST)
         self._measures: dict[str, Callable[[], Awaitable[int]]] = {}  # of the sandboxes that are open, by workspace
 
     async def probe(self) -> Probe:
         missing = {
             Feature.DISK: _NO_DISK,
-            Feature.SHARED_PROJECT: _ALONE,
             Feature.WARM_POOL: _NOT_WARM,
             Feature.DEPENDENCY_COMMANDS: _NOT_MADE,
         }
@@ -105,7 +112,8 @@ class VolumeDocker(DaemonImages):
             about = await self._engine.about()
             versions = versions_of(about, guest)
             missing |= missing_limits(about)
-            missing |= {Feature.PROTECTED_PATHS: _CHECKED} if about.get("OperatingSystem") == _DESKTOP else {}
+            if about.get("OperatingSystem") == _DESKTOP:
+                missing |= {Feature.PROTECTED_PATHS: _CHECKED, Feature.SHARED_PROJECT: _OPEN}
             check_machine(about)
         except ProviderFailed as error:
             reason, hint = error.message, error.hint
@@ -125,8 +133,8 @@ class VolumeDocker(DaemonImages):
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
         await self._directories.prepare(request)
-        if request.tree is not None or request.shared:
-            raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_ALONE}", hint="use provider `local`")
+        if request.tree is not None:
+            raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_IN_PLACE}", hint="use provider `local`")
         image = await self._engine.image(request.image)
         image_volumes(image)
         handle = await trio.to_thread.run_sync(self._directories.create, request)
@@ -166,36 +174,33 @@ class VolumeDocker(DaemonImages):
         await self.retrieve(handle)
         scratch = handle.private / "scratch"
         seen = scratch if spec.tree or not spec.tree_writable else handle.tree
-        try:
-            await trio.to_thread.run_sync(_prepare, handle, spec, scratch)
-            volumes = await trio.to_thread.run_sync(_volumes, handle, spec)
-        except FileNotFoundError as error:
-            raise WorkspaceLost(f"{what} is gone: `{error.filename}`") from error
+        volumes = await self._prepare(handle, spec, scratch, shares=handle.project_tree is not None)
         mirror, channel, limits = Mirror(handle), AttachChannel(self._engine, what), DaemonLimits()
+        shared, own = [v for v in volumes if v.shared], [v for v in volumes if not v.shared]
         kept, fetched = [volume for volume in volumes if volume.kept], False
-        roots = {volumes[0].target: seen, **{volume.target: volume.source for volume in kept}}
-        files = GuestFiles(roots, _without(spec), handle.limits.disk_bytes or MOST)
+        roots = {} if shared else {volumes[0].target: seen}
+        roots |= {volume.target: volume.source for volume in kept}
+        files = GuestFiles(roots, () if shared else _without(spec), handle.limits.disk_bytes or MOST)
         with open_directory(seen) as tree, open_guards(tree, () if seen is scratch else spec.protected) as guards:
             try:
-                carrier = await self._send(handle, volumes, mirror)
-                config = self._config(handle, volumes, await self._guard_mounts(volumes[0], guards))
-                container = await self._make(handle, "sandbox", config)
+                carrier = await self._send(handle, own, mirror)
+                container = await self._make(handle, "sandbox", await self._config(handle, volumes, guards))
                 init = DaemonInit(self._engine, container, limits, what)
                 context = SandboxContext(
                     provider=self.name,
                     isolation=IsolationClass.NAMESPACES,
                     uid=UID,
-                    paths=PATHS,
+                    paths=_paths(handle, volumes),
                     tree=tree,
                     env={**ENV, **spec.environment},
                     group=limits,
                     grace=self._grace,
-                    refresh=partial(self._refresh, files, carrier, volumes[0], seen, spec),
-                    before_exec=Inputs(volumes, partial(self._put, handle, carrier)).send_changed,
+                    refresh=partial(self._refresh, handle, files, carrier, replace(volumes[0], source=seen), spec),
+                    before_exec=Inputs(own, partial(self._put, handle, carrier)).send_changed,
                 )
                 try:
                     await channel.prepare(container)
-                    mirror.daemon_is_ahead(volume.name for volume in kept)
+                    mirror.daemon_is_ahead(volume.name for volume in (*kept, *shared))
                     await self._engine.start(container)
                     async with self._reach(channel, init, context, what) as workspace:
                         await files.begin(workspace.guest)
@@ -206,11 +211,13 @@ class VolumeDocker(DaemonImages):
                             with trio.CancelScope(shield=True):
                                 await workspace.kill()
                                 fetched = await files.fetch([volume.target for volume in kept])
+                                if shared:
+                                    fetched = await self._projects.fetch(handle, workspace.guest) and fetched
                 finally:
                     with trio.CancelScope(shield=True):
                         channel.close()
                         await init.end()
-                        await self._fetch(handle, carrier, [] if fetched else kept, spec)
+                        await self._fetch(handle, carrier, [] if fetched else [*kept, *shared], spec)
                         mirror.same(await trio.to_thread.run_sync(_stamps, kept))
             finally:
                 self._measures.pop(handle.id, None)
@@ -220,6 +227,16 @@ class VolumeDocker(DaemonImages):
                         if volume.passing:
                             await self._engine.remove_volume(volume.name)
                     await trio.to_thread.run_sync(trees.remove, scratch)
+
+    async def _prepare(self, handle: Handle, spec: SandboxSpec, scratch: Path, *, shares: bool) -> list[Volume]:
+        """Make the volumes of a sandbox known, after the project of its workspace was sent if it shows that."""
+        try:
+            await trio.to_thread.run_sync(_prepare, handle, spec, scratch)
+            is_whole = shares and spec.tree is None and spec.tree_writable
+            project = await self._projects.send(handle) if is_whole else None
+            return await trio.to_thread.run_sync(_volumes, handle, spec, project)
+        except FileNotFoundError as error:
+            raise WorkspaceLost(f"{_what(handle)} is gone: `{error.filename}`") from error
 
     @asynccontextmanager
     async def _reach(
@@ -233,21 +250,23 @@ class VolumeDocker(DaemonImages):
                 raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
             yield workspace
 
-    async def _guard_mounts(self, tree: Volume, guards: Sequence[Guard]) -> list[dict[str, Any]]:
+    async def _guard_mounts(self, handle: Handle, tree: Volume, guards: Sequence[Guard]) -> list[dict[str, Any]]:
         """Mount parts of a volume from where the daemon has it; nothing runs yet that could make links of them."""
+        found = await self._projects.mounts(handle, tree.name) if tree.shared else []
+        within = f"/{WORKSPACES}/{handle.id}" if tree.shared else ""
         place = await self._engine.place_of_volume(tree.name) if guards else ""
-        return [
+        return found + [
             {
                 "Type": "bind",
-                "Source": f"{place}/{guard.path}",
-                "Target": f"{tree.target}/{guard.path}",
+                "Source": f"{place}{within}/{guard.path}",
+                "Target": f"{tree.target}{within}/{guard.path}",
                 "ReadOnly": guard.kind is not Kind.ANCESTOR,
             }
             for guard in guards
         ]
 
-    def _config(self, handle: Handle, volumes: Sequence[Volume], guards: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        found = read_image(handle)
+    async def _config(self, handle: Handle, volumes: Sequence[Volume], guards: Sequence[Guard]) -> dict[str, Any]:
+        found, guarded = read_image(handle), await self._guard_mounts(handle, volumes[0], guards)
         container = Container(
             image=found["image"],
             uid=UID,
@@ -263,7 +282,7 @@ class VolumeDocker(DaemonImages):
             covered[posixpath.dirname(PATHS.kube)] = f"{_TMPFS},size={_COVER_BYTES},mode=755"
         covered[TMP] = f"{_TMPFS},size={tmp_bytes(handle.limits)},mode=1777"
         covered["/var/tmp"] = f"{_TMPFS},size={tmp_bytes(handle.limits) // 4},mode=1777"  # podman's own has no size
-        config["HostConfig"] |= {"Mounts": [*map(_mount, volumes), *guards], "Tmpfs": covered}
+        config["HostConfig"] |= {"Mounts": [*map(_mount, volumes), *guarded], "Tmpfs": covered}
         del config["HostConfig"]["Runtime"]
         return {**config, **AttachChannel.config}
 
@@ -313,11 +332,19 @@ class VolumeDocker(DaemonImages):
 
     async def _fetch(self, handle: Handle, carrier: str, volumes: Sequence[Volume], spec: SandboxSpec) -> None:
         for volume in volumes:
+            if volume.shared:
+                await self._projects.retrieve(handle)
+                continue
             await self._fetch_one(carrier, volume, volume.source, spec, handle.limits.disk_bytes or MOST)
 
-    async def _refresh(self, files: GuestFiles, carrier: str, volume: Volume, to: Path, spec: SandboxSpec) -> None:
-        if not await files.fetch([volume.target]):
-            await self._fetch_one(carrier, volume, to, spec)
+    async def _refresh(
+        self, handle: Handle, files: GuestFiles, carrier: str, volume: Volume, spec: SandboxSpec
+    ) -> None:
+        if volume.shared:
+            if files.guest is None or not await self._projects.fetch(handle, files.guest):
+                await self._projects.retrieve(handle)
+        elif not await files.fetch([volume.target]):
+            await self._fetch_one(carrier, volume, volume.source, spec)
 
     async def _fetch_one(self, carrier: str, volume: Volume, to: Path, spec: SandboxSpec, most: int = MOST) -> None:
         without = frozenset(_without(spec))
@@ -350,6 +377,8 @@ class VolumeDocker(DaemonImages):
             return
         labels = self._labels(handle)
         await self._engine.remove(labels)
+        if any(name.startswith(PROJECT_VOLUME) for name in mirror.ahead):
+            await self._projects.retrieve(handle)
         volumes = await trio.to_thread.run_sync(_volumes, handle, SandboxSpec())
         kept = [volume for volume in volumes if volume.name in mirror.ahead]
         gone = {volume.name for volume in kept} - set(await self._engine.volumes(labels))
@@ -383,22 +412,31 @@ class VolumeDocker(DaemonImages):
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
-        if self._directories.owner(handle) is not None:
-            labels = self._labels(handle)
-            try:
-                await self._engine.remove(labels)
-                for volume in await self._engine.volumes(labels):
-                    await self._engine.remove_volume(volume)
-                await self._engine.remove_images(labels)
-            except ProviderFailed as error:
-                raise CleanUpIncomplete(
-                    f"containers or volumes of {_what(handle)} may remain: {error.message}", hint=error.hint
-                ) from error
-        await trio.to_thread.run_sync(self._directories.destroy, handle)
+        async with AsyncExitStack() as stack:
+            if self._directories.owner(handle) is not None:
+                await self._remove_there(handle, stack)
+            await trio.to_thread.run_sync(self._directories.destroy, handle)
+
+    async def _remove_there(self, handle: Handle, stack: AsyncExitStack) -> None:
+        """Remove what the daemon has of a workspace; its project is kept from others until the stack is closed."""
+        labels = self._labels(handle)
+        try:
+            await self._engine.remove(labels)
+            if handle.project_tree is not None:
+                releasing = self._projects.releasing(handle, lambda: not self._directories.neighbours(handle))
+                await stack.enter_async_context(releasing)
+            for volume in await self._engine.volumes(labels):
+                await self._engine.remove_volume(volume)
+            await self._engine.remove_images(labels)
+        except ProviderFailed as error:
+            raise CleanUpIncomplete(
+                f"containers or volumes of {_what(handle)} may remain: {error.message}", hint=error.hint
+            ) from error
 
     async def _make(self, handle: Handle, kind: str, config: Mapping[str, Any]) -> str:
         host = {"NetworkMode": "none", **config.get("HostConfig", {})}
-        whole = {**config, "Labels": self._labels(handle), "NetworkDisabled": True, "HostConfig": host}
+        labels = {**self._labels(handle), **config.get("Labels", {})}
+        whole = {**config, "Labels": labels, "NetworkDisabled": True, "HostConfig": host}
         return await self._engine.make(f"runner-{handle.id}-{kind}-{secrets.token_hex(4)}", whole)
 
     def _labels(self, handle: Handle) -> dict[str, str]:
@@ -476,8 +514,8 @@ def _prepare(handle: Handle, spec: SandboxSpec, scratch: Path) -> None:
     scratch.mkdir(mode=0o700)
 
 
-def _volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
-    """List the volumes of a sandbox, that of the tree first. Blocking."""
+def _volumes(handle: Handle, spec: SandboxSpec, project: str | None = None) -> list[Volume]:
+    """List the volumes of a sandbox, that of the tree, or of the ``project`` that has it, first. Blocking."""
 
     def named(name: str) -> str:
         return f"runner-{handle.id}-{name}"
@@ -495,7 +533,9 @@ def _volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
         )
 
     tree = kept("tree", handle.tree, PATHS.workspace)
-    if spec.tree is not None or not spec.tree_writable:
+    if project is not None:
+        tree = Volume(project, handle.tree, PATHS.workspace, writable=True, shared=True)
+    elif spec.tree is not None or not spec.tree_writable:
         tree = passing(spec.tree.source if spec.tree else handle.tree, PATHS.workspace, writable=True)
     home = kept("home", handle.private / "home", PATHS.home)
     if spec.fresh_home:
@@ -519,6 +559,12 @@ def _without(spec: SandboxSpec) -> list[str]:
 
 def _stamps(volumes: Sequence[Volume]) -> dict[str, dict[str, str]]:
     return {volume.name: stamps(volume.source) for volume in volumes}
+
+
+def _paths(handle: Handle, volumes: Sequence[Volume]) -> Paths:
+    if not volumes[0].shared:
+        return PATHS
+    return structs.replace(PATHS, workspace=f"{PATHS.workspace}/{WORKSPACES}/{handle.id}")
 
 
 def _place(volume: Volume) -> str:

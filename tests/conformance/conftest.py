@@ -72,13 +72,6 @@ _HOST_GAPS = dict.fromkeys(
 _ELSEWHERE = "the daemon keeps the files, and mounts nothing of this host"
 _VOLUME_GAPS = dict.fromkeys(
     (
-        "test_a_shared_workspace_is_in_its_project_which_it_sees_whole",
-        "test_a_shared_workspace_has_the_project_where_a_workspace_is_else",
-        "test_agents_of_a_project_cannot_change_which_workspaces_it_has",
-        "test_another_tree_than_its_own_is_seen_alone",
-        "test_ending_one_shared_workspace_leaves_the_others_alive",
-        "test_a_project_is_isolated_or_not_at_one_time",
-        "test_a_handle_of_another_project_or_shape_is_refused",
         "test_an_adopted_directory_is_the_tree_in_place_and_stays",
         "test_giving_changes_no_owner_in_an_adopted_directory",
         "test_a_directory_is_adopted_once_at_a_time",
