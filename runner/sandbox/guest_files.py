@@ -99,14 +99,19 @@ async def list_files(guest: Guest, roots: Sequence[str], skipped: Sequence[str] 
     return dict(zip(roots, found, strict=True))
 
 
-async def fetch_files(guest: Guest, root: str, changed: Sequence[str], found: Stamps, *, to: Path, most: int) -> None:
-    """Fetch files of a directory that was ``found`` so, with the directories above them. Raises as ``read_tar``."""
+async def fetch_files(
+    guest: Guest, root: str, changed: Sequence[str], found: Stamps, *, to: Path, most: int
+) -> set[str]:
+    """Fetch files of a directory that was ``found`` so, with the directories above them; return what has come.
+
+    Raises as ``read_tar``.
+    """
     names, links = _wanted(changed, found)
     send, received = trio.open_memory_channel[bytes](_CHUNKS)
     async with open_services() as nursery:
         nursery.start_soon(_pack, guest, root, names, send)
         pulled = _Pulled(received)
-        await trio.to_thread.run_sync(lambda: read_packed(pulled.entries(), to, most=most, links=links))
+        return await trio.to_thread.run_sync(lambda: read_packed(pulled.entries(), to, most=most, links=links))
 
 
 async def remove_files(guest: Guest, root: str, names: Sequence[str]) -> None:

@@ -89,10 +89,10 @@ class ProjectVolumes:
 
     async def _fetch(self, project: SharedProject, guest: Guest) -> None:
         listed = (await list_files(guest, [WORKSPACE]))[WORKSPACE]
-        names = await trio.to_thread.run_sync(project.wanted, listed)
+        names, came = await trio.to_thread.run_sync(project.wanted, listed), set[str]()
         if names:
-            await fetch_files(guest, WORKSPACE, sorted(names), listed, to=project.place, most=self._most)
-        await trio.to_thread.run_sync(project.fetched, listed, names)
+            came = await fetch_files(guest, WORKSPACE, sorted(names), listed, to=project.place, most=self._most)
+        await trio.to_thread.run_sync(project.fetched, listed, came)
 
     async def mounts(self, handle: Handle, volume: str) -> list[dict[str, Any]]:
         """Mount the directory of the workspaces so that commands can change each of them, but not which there are."""

@@ -13,13 +13,14 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import trio
 
 from runner.core.home import WORKSPACES
+from runner.safefs.safe_open import DIRECTORY, open_directory, opener
 from runner.sandbox.tar_trees import stamp, stamps
 
 PROJECT_VOLUME = "runner.project-"  # begins the name of each volume
@@ -65,11 +66,11 @@ class SharedProject:
         return [
             name
             for name, found in listed.items()
-            if self.there.get(name) != found and _may_come(name, known) and self._is_as_it_was(name)
+            if self.there.get(name) != found and _may_come(name, known) and self._is_wanted(name)
         ]
 
     def fetched(self, listed: Stamps, names: Iterable[str]) -> None:
-        """Note that these have come, and remove here what was removed there."""
+        """Note what has come, and remove here what was removed there."""
         for name in names:
             self._note(name)
         gone = self.here.keys() - listed.keys()
@@ -84,22 +85,40 @@ class SharedProject:
         self._file.unlink(missing_ok=True)
 
     def _note(self, name: str) -> None:
-        now = stamp(f"{self.place}/{name}")
+        now = self._stamp(name)
         if now is not None:
             self.here[name] = now
 
     def _remove(self, name: str) -> None:
-        path = f"{self.place}/{name}"
-        try:
-            if self._is_as_it_was(name):
-                os.rmdir(path) if stat.S_ISDIR(os.lstat(path).st_mode) else os.unlink(path)
-                del self.here[name]
-        except OSError:
-            pass  # it is gone, or somebody here has put something into it
+        if self._stamp(name) == self.here[name]:
+            try:
+                with self._opened_above(name) as (directory, last):
+                    is_directory = stat.S_ISDIR(os.lstat(last, dir_fd=directory).st_mode)
+                    (os.rmdir if is_directory else os.unlink)(last, dir_fd=directory)
+            except OSError:
+                return  # somebody here has put something into it
+        del self.here[name]
 
-    def _is_as_it_was(self, name: str) -> bool:
-        """Tell whether something is here as it was when the two sides were the same, or nothing is."""
-        return stamp(f"{self.place}/{name}") in (None, self.here.get(name))
+    def _is_wanted(self, name: str) -> bool:
+        """Tell whether what is here is as it was, or was removed here while it changed there."""
+        before, now = self.here.get(name), self._stamp(name)
+        return now == before or (now is None and name in self.there)
+
+    def _stamp(self, name: str) -> str | None:
+        with suppress(OSError), self._opened_above(name) as (directory, last):
+            return stamp(last, directory)
+        return None
+
+    @contextmanager
+    def _opened_above(self, name: str) -> Iterator[tuple[int, str]]:
+        """Open the directory of a name, through no link: those of commands, and names that a guest told, lead away."""
+        above, _, last = name.rpartition("/")
+        with open_directory(self.place) as top:
+            directory = opener()(top, above or ".", DIRECTORY)
+            try:
+                yield directory, last
+            finally:
+                os.close(directory)
 
     def _save(self) -> None:
         part = self._file.with_suffix(".part")
@@ -131,8 +150,7 @@ def _lock(directory: int) -> bool:
 
 def _may_come(name: str, known: set[str]) -> bool:
     """Tell whether something of a volume belongs here: which workspaces there are, only the runner says."""
-    first, _, below = name.partition("/")
-    if first != WORKSPACES:
-        return True
-    workspace, _, rest = below.partition("/")
-    return bool(rest) and workspace in known
+    first, *below = parts = name.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts):
+        return False
+    return first != WORKSPACES or (len(below) > 1 and below[0] in known)

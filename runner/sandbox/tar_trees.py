@@ -108,10 +108,10 @@ def stamps(top: Path) -> dict[str, str]:
     return {name: found for path, name in _walk(top) if (found := stamp(path)) is not None}
 
 
-def stamp(path: str) -> str | None:
-    """Return the stamp of what is at a path; ``None`` if nothing is."""
+def stamp(path: str, directory: int | None = None) -> str | None:
+    """Return the stamp of what is at a path, which may be relative to a directory; ``None`` if nothing is."""
     try:
-        s = os.lstat(path)
+        s = os.lstat(path, dir_fd=directory)
     except (FileNotFoundError, NotADirectoryError):
         return None
     same = "" if stat.S_ISDIR(s.st_mode) else f" {s.st_ino} {s.st_size} {s.st_ctime_ns}"
@@ -188,14 +188,18 @@ def read_tar(
     receiver.finish()
 
 
-def read_packed(entries: Iterable[Packed], to: Path, *, most: int, links: Mapping[str, str]) -> None:
-    """Write entries into the directory ``to``, and ``links`` to files of theirs. Raises as ``read_tar``."""
+def read_packed(entries: Iterable[Packed], to: Path, *, most: int, links: Mapping[str, str]) -> set[str]:
+    """Write entries into the directory ``to``, and ``links`` to files of theirs; return their names.
+
+    Raises as ``read_tar``.
+    """
     receiver = _Receiver(to, most)
     for entry in entries:
         receiver.receive(entry)
     for name, target in links.items():
         receiver.link(name, target)
     receiver.finish()
+    return receiver.names
 
 
 def remove_all_but(top: Path, names: Container[str]) -> None:

@@ -17,6 +17,7 @@ from runner.core.errors import WorkspaceLost
 from runner.ports.provider import DiskUse, SandboxSpec, WorkspaceRequest
 from runner.runtime.disk_watch import size_of
 from runner.safefs import trees
+from runner.sandbox.shared_volumes import PROJECT_VOLUME
 from runner.sandbox.volume_docker import Mirror
 from runner.testing.place import GRACE
 from tests.cli import test_network
@@ -28,7 +29,7 @@ from tests.support.dockerd import Daemon
 from tests.support.needs import OPENSSL, ROOT, SSHD
 from tests.support.providers import VOLUMES, make
 from tests.support.remote_dockerd import RemoteDaemon, remote_daemon
-from tests.support.situations import REPO, Project, commit, git, leftovers, step, until, write_files
+from tests.support.situations import REPO, Project, commit, document, git, leftovers, step, until, write_files
 from tests.support.ssh_server import SshServer, ssh_server
 from tests.support.unprivileged import OtherDaemon, Podman, RootlessDocker
 
@@ -235,6 +236,70 @@ def test_protected_paths_are_read_only_in_place_and_the_rest_is_writable(
     assert "rest/made" in patch
     assert "a/kept" not in patch
     assert "missing" not in patch
+
+
+@pytest.mark.scenario("ISO-05", only="elsewhere")
+@pytest.mark.scenario("ISO-13", only="elsewhere")
+def test_without_isolation_the_project_is_seen_whole_and_nothing_in_it_is_protected(
+    project: Project, elsewhere: Callable[[], Daemon]
+) -> None:
+    script = """
+        pwd; ls /workspace; cat /workspace/notes && echo more >> /workspace/notes && echo made > ../../made
+        rm /workspace/gone; rmdir ../../workspaces/* || echo "it stays"; echo mine > a/kept
+    """
+    write(project, script, run="project: shop\nsnapshot: {message: work}")
+    project.add(document("Project", "shop", "protected_paths: [a/kept]"))
+    shop = project.home / "state" / "projects" / "shop"
+    write_files(shop, {"notes": "some\n", "gone": ""})
+    elsewhere()
+
+    record = project.succeed()
+
+    place = f"/workspace/workspaces/{record['id']}-1"
+    assert project.logs("agent").splitlines() == [place, "gone", "notes", "workspaces", "some", "it stays"]
+    assert {path.name: path.read_text() for path in shop.iterdir() if path.is_file()} == {
+        "notes": "some\nmore\n",
+        "made": "made\n",
+    }
+    assert [warning["code"] for warning in record["warnings"]] == ["policy.protected-ignored"]
+    assert "+mine" in (project.directory(record) / "work.patch").read_text()
+
+
+async def test_what_changed_on_both_sides_of_a_shared_project_stays_and_the_rest_is_exchanged(tmp_path: Path) -> None:
+    """Also what commands have closed to their own guest, and what came while the runner was killed."""
+    provider = make(VOLUMES, tmp_path, GRACE)
+    requests = [WorkspaceRequest(id=f"s{n}", run="run-1", nonce="nonce", project="shop", shared=True) for n in "12"]
+    first, second = [await provider.create(request) for request in requests]
+    shop = first.project_tree
+    assert shop is not None
+    write_files(shop, {"both": "", "gone-there": "", "gone-here/x": "", "workspaces/s2/own": ""})
+    async with provider.open(first, SandboxSpec()) as one, provider.open(second, SandboxSpec()) as other:
+        await one.run(
+            ["sh", "-c", "cd ../..; echo there > both; echo new > made; rm gone-there; mkdir d; echo x > d/x"]
+        )
+        seen = await other.run(["sh", "-c", "cat ../../made; rm own; chmod 0 ../../d"])
+        write_files(shop, {"both": "here and longer", "workspaces/s2/late": "late"})
+        trees.remove(shop / "gone-here")
+    Mirror(second).daemon_is_ahead([f"{PROJECT_VOLUME}x"])  # as when the runner is killed
+    await provider.retrieve(second)
+    async with provider.open(second, SandboxSpec()) as other:
+        again = await other.run(["sh", "-c", "cat ../../both late; ls ../.."])
+    with dockerd.session().client() as client:
+        volumes = client.volumes(filters={"label": "runner.project=shop"})["Volumes"]
+    await provider.destroy(first)
+    async with provider.open(second, SandboxSpec()) as other:
+        alone = await other.run(["ls", ".."])
+    await provider.destroy(second)
+
+    assert seen.stdout == b"new\n"
+    assert (shop / "both").read_text() == "here and longer"
+    assert again.stdout.decode() == "here and longerlateboth\nd\nmade\nworkspaces\n"
+    assert (shop / "d" / "x").read_text() == "x\n"
+    assert not (shop / "workspaces" / "s2").exists()
+    assert alone.stdout == b"s2\n"
+    assert len(volumes) == 1
+    with dockerd.session().client() as client:
+        assert not client.volumes(filters={"label": "runner.project=shop"})["Volumes"]
 
 
 @pytest.mark.scenario("LIF-16", only="elsewhere")

@@ -96,6 +96,21 @@ def test_what_is_packed_comes_back_as_it_was_and_what_is_gone_is_left_out(tree: 
     assert (to / "twin").samefile(to / "a" / "b" / "text")
 
 
+def test_what_is_removed_is_gone_and_nothing_behind_links_or_in_directories_that_have_more(
+    tree: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "kept").touch()
+    (tree / "away").symlink_to(tmp_path)
+    (tree / "a" / "more").touch()
+
+    done = guest("remove", tree, stdin=b"away/kept\0a/b/text\0a/b\0a\0a/gone/x\0twin/x\0odd \n\xff\0out\0")
+
+    assert done.returncode == 0
+    assert {path.name for path in tree.rglob("*")} == {"a", "more", "away", "twin", "pipe"}
+    assert (tmp_path / "kept").exists()
+    assert guest("remove", tree, stdin=b"../kept\0").returncode == 1
+
+
 def entries(packed: bytes) -> Iterator[Packed]:
     stream, head = BytesIO(packed), struct.Struct("=QqIHH")
     while words := stream.read(head.size):
