@@ -22,6 +22,7 @@ from runner.core.sanitize import excerpt
 BUG = 70
 _HELP = ("--help", "-h")
 _ALONE = ("--version", *_HELP)
+_FILES = 1 << 14
 
 
 def _meant(arguments: Sequence[str]) -> Sequence[str]:
@@ -98,9 +99,19 @@ def _report_bug(out: Output) -> None:
     out.complain(traceback.format_exc())
 
 
+def _allow_files() -> None:
+    """Raise the soft limit of open files, which is low for the sake of old programs: each connection takes some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _FILES and (hard > soft or hard == resource.RLIM_INFINITY):
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (_FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard), hard)
+        )
+
+
 def entry() -> int:
     """Run as a program: the process is our own, so collector and libraries are tuned for it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets; what we start inherits it
+    _allow_files()
     gc.set_threshold(200_000)  # importing makes much and drops little: one look at what a run imports takes 40 ms
     # Written, never read: no package that happens to be installed may hook into how manifests are validated.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # noqa: TID251

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -17,6 +18,7 @@ from runner.core.model import Exit
 from runner.guest import framing
 from runner.guest._streams import Bell, Incoming, Outbox, Outgoing
 from runner.guest.framing import STDERR, STDOUT, Mark, Phase, Stage, State, Type, Violation
+from runner.ports.provider import Connection
 
 _STAGES = {
     Stage.NONE: "the guest gives no reason",
@@ -257,14 +259,22 @@ def _exit(state: State) -> Exit:
 
 
 class Listener(RequestedChannel):
-    """A port of the workspace's loopback whose connections are relayed to the host."""
+    """A port of the workspace's loopback whose connections are relayed to the host, or accepted there if ``handed``."""
 
     def __init__(
-        self, outbox: Outbox, id: int, request: bytes, name: str, serve: Callable[[Relayed], Awaitable[None]]
+        self, outbox: Outbox, id: int, request: bytes, name: str, serve: Callable[[Connection], Awaitable[None]]
     ) -> None:
         super().__init__(outbox, id, request, name)
         self.serve = serve
         self.scopes: set[trio.CancelScope] = set()  # of the connections that are served
+        self.handed: socket.socket | None = None
+
+    def take(self, handed: socket.socket) -> None:
+        """Take the listening socket, which comes again on each new connection."""
+        if self.handed is None and not self.over:
+            self.handed = handed
+        else:
+            handed.close()
 
     @property
     def port(self) -> int:
@@ -286,6 +296,7 @@ class Relayed(Channel):
         self._out = Outgoing(outbox, id)
         self.inputs = (self._out,)
         self.outputs = (self._in,)
+        self.socket = None
         self.closed = False
         self._whole = False  # everything from the other end had been read when it was closed
 

@@ -17,6 +17,7 @@ import trio
 from runner.core.errors import WorkspaceLost
 from runner.guest import framing
 from runner.guest._channels import Channel, Listener, Relayed, RequestedChannel
+from runner.guest._handed import Handing
 from runner.guest._streams import Bell, Incoming, Outbox
 from runner.guest.framing import (
     MAX_COMMANDS,
@@ -24,6 +25,7 @@ from runner.guest.framing import (
     NONCE_BYTES,
     RELAY,
     Frame,
+    Mark,
     Parser,
     Phase,
     Shield,
@@ -45,7 +47,8 @@ class Link:
     """``kill_sandbox`` is called at most once; the guest is then lost or about to be.
 
     ``open_relayed`` is called with each new connection, once it is in the table, and says whether anybody serves it.
-    ``nonce`` identifies the host to a guest that was connected to another link before.
+    ``nonce`` identifies the host to a guest that was connected to another link before. With ``hands_over`` the guest is
+    a process of this host's kernel, and its connections are Unix sockets.
     """
 
     def __init__(
@@ -54,8 +57,12 @@ class Link:
         kill_sandbox: Callable[[], None],
         open_relayed: Callable[[Listener, Relayed], bool],
         nonce: bytes | None = None,
+        *,
+        hands_over: bool = False,
     ) -> None:
         self.shield = Shield.NONE
+        self.hands_over = hands_over
+        self._handing = Handing()
         self.outbox = Outbox()
         self.lost: str | None = None
         self._kind = WorkspaceLost
@@ -128,6 +135,7 @@ class Link:
             for ping in self._pings.values():
                 ping.ring()
             self._channels.clear()
+            self._handing.close()
             self._changed.ring()
 
     def check(self) -> None:
@@ -188,6 +196,7 @@ class Link:
         self._greeting = trio.CancelScope(deadline=trio.current_time() + _GREETING)
         self._before = self._last_relayed
         self._strangers = set()
+        self._handing.close()
         for channel in self._channels.values():
             channel.interrupt()
 
@@ -202,8 +211,8 @@ class Link:
     async def _receive(self, stream: trio.abc.Stream) -> Violation | None:
         parser = Parser()
         try:
-            while chunk := await stream.receive_some(_READ_BYTES):
-                for number, frame in enumerate(parser.feed(bytes(chunk)), 1):
+            while chunk := await self._next_chunk(stream):
+                for number, frame in enumerate(parser.feed(chunk), 1):
                     self._take(frame)
                     if not number % _TURN:
                         await trio.lowlevel.checkpoint()
@@ -213,6 +222,12 @@ class Link:
         except Violation as violation:
             return violation
         return None
+
+    async def _next_chunk(self, stream: trio.abc.Stream) -> bytes:
+        if self.hands_over:
+            assert isinstance(stream, trio.SocketStream)
+            return await self._handing.receive(stream, _READ_BYTES)
+        return bytes(await stream.receive_some(_READ_BYTES))
 
     # --- what the guest says ---
 
@@ -246,6 +261,12 @@ class Link:
     def _hear_state(self, frame: Frame) -> None:
         state = framing.read_state(frame.payload)
         channel = self._find(frame.id)
+        if Mark.HANDED in state.marks:
+            handed = self._handing.take()
+            if isinstance(channel, Listener):
+                channel.take(handed)
+            else:
+                handed.close()
         if channel is None and frame.id < RELAY and state.phase >= Phase.FAILED:
             if self._allowed is _IN_LIST:
                 self._note_stranger(frame.id)

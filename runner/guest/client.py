@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -13,10 +14,12 @@ from runner.core.model import StopStage
 from runner.core.sanitize import sanitize
 from runner.guest import framing
 from runner.guest._channels import Command, Listener, Relayed, RequestedChannel
+from runner.guest._handed import HandedConnection, accept, most_accepted
 from runner.guest._link import Link
 from runner.guest.framing import MAX_RELAYED, Request, Shield
-from runner.ports.provider import KILL_GRACE
+from runner.ports.provider import KILL_GRACE, Connection
 
+_ACCEPT_AGAIN = 0.05  # seconds
 _LEFT_GRACE = 1.0  # seconds for the descendants after TERM, once the main process has ended
 
 __all__ = ["Command", "Guest", "Listener", "Relayed", "open_guest"]
@@ -29,13 +32,15 @@ async def open_guest(
     what: str,
     kill_sandbox: Callable[[], None],
     nonce: bytes | None = None,
+    hands_over: bool = False,
 ) -> AsyncIterator[Guest]:
     """Serve a guest for the length of the block; at its end the guest is lost, and ends with all that it runs.
 
     ``connect`` is awaited for the first connection, and again after each lost one; it raises ``WorkspaceLost`` when
     there will be no other. ``what`` names the workspace in messages. ``kill_sandbox`` is called, at most once, for a
     guest that breaks the protocol or does not end its processes. A guest that another process has served before must
-    get the same ``nonce``, and have run nothing. Raises ``WorkspaceLost`` when no guest answers.
+    get the same ``nonce``, and have run nothing. With ``hands_over`` the guest is a process of this kernel, and its
+    connections are Unix sockets, over which it hands listening sockets. Raises ``WorkspaceLost`` when no guest answers.
     """
     failure: BaseException | None = None
     serving = trio.CancelScope(shield=True)  # a cancelled block still needs the guest to stop its commands
@@ -46,7 +51,7 @@ async def open_guest(
 
     try:
         async with trio.open_nursery() as nursery:
-            guest = Guest(nursery, what, kill_sandbox, nonce)
+            guest = Guest(nursery, what, kill_sandbox, nonce, hands_over=hands_over)
             nursery.start_soon(serve)
             try:
                 await guest.link.greeted()
@@ -67,9 +72,15 @@ class Guest:
     """A guest with its commands and listeners."""
 
     def __init__(
-        self, nursery: trio.Nursery, what: str, kill_sandbox: Callable[[], None], nonce: bytes | None = None
+        self,
+        nursery: trio.Nursery,
+        what: str,
+        kill_sandbox: Callable[[], None],
+        nonce: bytes | None = None,
+        *,
+        hands_over: bool = False,
     ) -> None:
-        self.link = Link(what, kill_sandbox, self._serve_connection, nonce)
+        self.link = Link(what, kill_sandbox, self._serve_relayed, nonce, hands_over=hands_over)
         self._nursery = nursery
         self._what = what
         self._hurried = False
@@ -121,7 +132,7 @@ class Guest:
             await self._end(command, grace, on_stop)
 
     @asynccontextmanager
-    async def listen(self, port: int, serve: Callable[[Relayed], Awaitable[None]]) -> AsyncIterator[Listener]:
+    async def listen(self, port: int, serve: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[Listener]:
         """Listen on the workspace's loopback for the length of the block; port 0 takes any (see ``Listener.port``).
 
         ``serve`` gets each connection in a task of its own; the connection is closed when it returns, and reset when it
@@ -129,12 +140,21 @@ class Guest:
         and ``ProviderFailed`` when the port is taken.
         """
         id = self.link.new_id()
-        listener = Listener(self.link.outbox, id, framing.listen(id, port), f"port {port} in {self._what}", serve)
+        request = framing.listen(id, port, hands=self.link.hands_over)
+        listener = Listener(self.link.outbox, id, request, f"port {port} in {self._what}", serve)
         self.link.ask(listener)
+        accepting = trio.CancelScope()
         try:
             await listener.started()
+            if listener.handed is not None:
+                self._nursery.start_soon(self._accept, listener, listener.handed, accepting)
             yield listener
         finally:
+            accepting.cancel()
+            if listener.handed is not None:
+                with suppress(OSError):
+                    listener.handed.shutdown(socket.SHUT_RDWR)  # also for a thread that waits there
+                listener.handed.close()
             try:
                 await self._end(listener, 0, None)
             finally:
@@ -176,7 +196,34 @@ class Guest:
             pid = asked.state.pid if asked.state else "unknown"
             raise Escaped(f"{asked.name} (process {pid} there) still lives, and so does the sandbox around it")
 
-    def _serve_connection(self, listener: Listener, relayed: Relayed) -> bool:
+    async def _accept(self, listener: Listener, handed: socket.socket, accepting: trio.CancelScope) -> None:
+        places = trio.Semaphore(most_accepted())
+        with accepting:
+            while True:
+                await places.acquire()
+                try:
+                    connection = await accept(handed)
+                except OSError:  # no descriptor is left, or whoever dialled has gone
+                    places.release()
+                    await trio.sleep(_ACCEPT_AGAIN)
+                    continue
+                scope = trio.CancelScope()
+                listener.scopes.add(scope)
+                self._nursery.start_soon(self._serve_handed, listener, connection, scope, places)
+
+    async def _serve_handed(
+        self, listener: Listener, connection: HandedConnection, scope: trio.CancelScope, places: trio.Semaphore
+    ) -> None:
+        try:
+            with scope, suppress(trio.BrokenResourceError, WorkspaceLost):
+                await listener.serve(connection)
+                await connection.finish()
+        finally:
+            connection.reset()
+            listener.scopes.discard(scope)
+            places.release()
+
+    def _serve_relayed(self, listener: Listener, relayed: Relayed) -> bool:
         if self._served >= MAX_RELAYED:  # tasks of closed connections may take a while to end
             return False
         self._served += 1

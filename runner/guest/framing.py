@@ -32,6 +32,10 @@ phase is final. What was on its way when a side let a channel go is no violation
 *Relay.* ``LISTEN`` makes the guest listen on the workspace's loopback; signal 9 ends that. Each connection there
 is ``OPEN`` with the listener's id; the host answers with data or with ``RESET``, and says ``FORGET`` once
 both directions have ended and are acknowledged.
+
+*Handing over.* A host that shares a kernel with the guest, on a Unix socket, may ask (``stream`` 1 of ``LISTEN``) for
+the listening socket itself. Each ``STATE`` of it that is marked ``HANDED`` comes with bytes that carry the descriptor,
+one at a time; then the host accepts the connections, and the guest none.
 """
 
 from __future__ import annotations
@@ -106,11 +110,15 @@ class Stage(IntEnum):
 
 
 class Mark(IntFlag, boundary=STRICT):
-    """``TAMPERED``: the command's supervisor was killed from inside. ``UNKNOWN``: and its status was lost with it."""
+    """``TAMPERED``: the command's supervisor was killed from inside. ``UNKNOWN``: and its status was lost with it.
+
+    ``HANDED``: the listening socket has come, for the host to accept its connections.
+    """
 
     NONE = 0
     TAMPERED = 1
     UNKNOWN = 2
+    HANDED = 4
 
 
 class Shield(IntFlag, boundary=STRICT):
@@ -189,8 +197,8 @@ def signal(id: int, serial: int, number: int) -> bytes:
     return frame(Type.SIGNAL, id, _SIGNAL.pack(serial, number))
 
 
-def listen(id: int, port: int) -> bytes:
-    return frame(Type.LISTEN, id, _WORD.pack(port))
+def listen(id: int, port: int, *, hands: bool = False) -> bytes:
+    return frame(Type.LISTEN, id, _WORD.pack(port), stream=hands)
 
 
 def execute(id: int, request: Request) -> bytes:

@@ -16,7 +16,7 @@
 
 enum { HELLO = 1, EXECUTE, DATA, END, ACK, SIGNAL, STATE, FORGET, LISTEN, OPEN, RESET, PING, PONG, READY, TYPES };
 enum { UNBORN, RUNNING, EXITED, FAILED, GONE };
-enum { TAMPERED = 1, UNKNOWN = 2 };
+enum { TAMPERED = 1, UNKNOWN = 2, HANDED = 4 };
 enum { MOMENT = 5 }; /* milliseconds */
 enum { VERSION = 1, HEADER = 12, MAX_PAYLOAD = 1 << 16, WINDOW = 1 << 18, MAX_REQUEST = 4 << 20 };
 enum { MAX_COMMANDS = 4096, MAX_RELAYED = 1024, SPARE_RINGS = 32, BUCKETS = 1024, BATCH = 64 };
@@ -51,6 +51,7 @@ struct channel {
     u32 id;
     enum kind kind;
     bool says_state, says_open, says_in, says_reset, dead;
+    bool hands; /* the host accepts the connections of a listener itself */
     struct port port[PORTS];
     struct in in;
     struct out out[2];
@@ -72,6 +73,7 @@ static u8 nonce[16], host_nonce[16];
 static bool host_known;
 static const char *dialled; /* where to; NULL for a channel that was inherited */
 static int loop, children, link = -1, link_out;
+static int handing = -1; /* what the host gets with the next bytes of the link */
 static bool link_full;
 static bool heard_hello, heard_ready, says_ready, says_pong;
 static u64 pong;
@@ -206,7 +208,7 @@ static void watch(struct channel *channel)
     if (channel->kind == COMMAND)
         wanted[CONTROL] = EPOLLIN;
     if (channel->kind == LISTENER)
-        wanted[STDIN] = accepting ? EPOLLIN : 0;
+        wanted[STDIN] = accepting && !channel->hands ? EPOLLIN : 0;
     for (int i = 0; i < PORTS; i++)
         watch_fd(channel, i, wanted[i]);
 }
@@ -335,6 +337,17 @@ static bool say_stream(struct channel *channel, int which)
     return out->sent < out->got || out->ended;
 }
 
+/* Let the next bytes of the link carry a listener. Without a descriptor for that we accept for it ourselves. */
+static u8 hand_over(struct channel *channel)
+{
+    if (!channel->hands || channel->phase != RUNNING)
+        return 0;
+    handing = (int)SYS(fcntl, channel->port[STDIN].fd, F_DUPFD_CLOEXEC, 3);
+    channel->hands = handing >= 0;
+    watch(channel);
+    return channel->hands ? HANDED : 0;
+}
+
 /* One turn of a channel: all its small frames, and a piece of each stream. True when there is more. */
 static bool say_turn(struct channel *channel)
 {
@@ -342,7 +355,8 @@ static bool say_turn(struct channel *channel)
         say(OPEN, channel->id, 0, &channel->listener, 4);
     if (channel->says_state) {
         struct { u8 phase, marks; u16 stage; u32 pid; i32 status; u32 serial; } state = {
-            channel->phase, channel->marks, channel->stage, channel->pid, channel->status, channel->serial};
+            channel->phase, channel->marks | hand_over(channel), channel->stage, channel->pid, channel->status,
+            channel->serial};
         say(STATE, channel->id, 0, &state, sizeof state);
     }
     if (channel->says_reset)
@@ -361,7 +375,7 @@ static bool say_turn(struct channel *channel)
 static void compose(void)
 {
     enum { TURN = 256 + 2 * (HEADER + MAX_PAYLOAD) };
-    while (outgoing_size + TURN <= OUTGOING) {
+    while (outgoing_size + TURN <= OUTGOING && handing < 0) {
         struct channel *channel = next_to_say();
         if (!channel)
             break;
@@ -471,8 +485,16 @@ static void end_of_life(void)
     quit(0);
 }
 
+static void hand_nothing(void)
+{
+    if (handing >= 0)
+        SYS(close, handing);
+    handing = -1;
+}
+
 static void hang_up_link(void)
 {
+    hand_nothing();
     if (!dialled)
         end_of_life();
     SYS(close, link);
@@ -493,6 +515,21 @@ static void dial(void)
         end_of_life();
 }
 
+static long write_link(const u8 *bytes, size_t size)
+{
+    if (handing < 0)
+        return SYS(write, link_out, bytes, size);
+    struct { struct cmsghdr head; int fd; } control = {
+        .head = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}, .fd = handing};
+    struct iovec all = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
+    struct msghdr message = {
+        .msg_iov = &all, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_LEN(sizeof(int))};
+    long n = SYS(sendmsg, link_out, &message, MSG_NOSIGNAL);
+    if (n > 0)
+        hand_nothing();
+    return n;
+}
+
 static void flush(void)
 {
     while (link >= 0) {
@@ -502,7 +539,7 @@ static void flush(void)
             if (!outgoing_size)
                 break;
         }
-        long n = SYS(write, link_out, outgoing + outgoing_sent, outgoing_size - outgoing_sent);
+        long n = write_link(outgoing + outgoing_sent, outgoing_size - outgoing_sent);
         if (n == -EAGAIN || n == -EINTR)
             break;
         if (n < 0) {
@@ -763,7 +800,7 @@ static bool reap_children(int options)
 
 /* --- the relay --- */
 
-static void listen_on(u32 id, u32 number)
+static void listen_on(u32 id, u32 number, bool hands)
 {
     struct channel *channel = take_channel(id, LISTENER);
     struct sockaddr_in address = {.sin_family = AF_INET};
@@ -791,6 +828,7 @@ static void listen_on(u32 id, u32 number)
         return;
     }
     channel->port[STDIN].fd = fd;
+    channel->hands = hands;
     channel->phase = RUNNING;
     channel->pid = (u16)(address.sin_port >> 8 | address.sin_port << 8);
     channel->says_state = true;
@@ -965,7 +1003,7 @@ static bool hear(const struct frame *frame, const u8 *payload)
     case LISTEN:
         if (number > 65535 || frame->id & RELAY || find(frame->id))
             return false;
-        listen_on(frame->id, number);
+        listen_on(frame->id, number, frame->stream);
         return true;
     case PING:
         memcpy(&pong, payload, 8);

@@ -16,12 +16,15 @@ from msgspec import Struct
 from runner.core.model import NetworkRefusal
 from runner.core.nurseries import open_services
 from runner.network.http import MAX_HEAD, Headers
+from runner.network.splice import splice
 from runner.network.tls_stream import TlsStream
 from runner.ports.network import EgressConnection
 from runner.ports.provider import Connection
 
 HEAD_SECONDS = 60.0  # for the first bytes of a connection, and for the head of each request once it has begun
 CHUNK = 128 << 10
+_LARGE = 1 << 20  # bytes of a body
+_MUCH = 1 << 18  # bytes of one direction, from which on a pipe is worth its descriptors
 _BEGINNING = 4  # bytes of a credential that wait for more, so that a message that ends like it is not kept for ever
 ENDED = (trio.BrokenResourceError, trio.ClosedResourceError)
 # RFC 9110 section 7.6.1, and what is meant for a proxy.
@@ -109,13 +112,21 @@ class Buffered(trio.abc.HalfCloseableStream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Receive what was read already, whatever its size, and then from the connection."""
         if not self._first:
-            return bytes(await self._transport.receive_some(max_bytes or CHUNK))
+            data = await self._transport.receive_some(max_bytes or CHUNK)
+            return data if isinstance(data, bytes) else bytes(data)
         await trio.lowlevel.checkpoint()
         data, self._first = self._first, b""
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._transport.send_all(bytes(data))
+        await self._transport.send_all(data if isinstance(data, bytes) else bytes(data))
+
+    @property
+    def socket(self) -> trio.socket.SocketType | None:
+        """The kernel's socket below, unless there are bytes that were read already, or TLS."""
+        if self._first or isinstance(self._transport, TlsStream):
+            return None
+        return self._transport.socket
 
     async def wait_send_all_might_not_block(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -143,16 +154,20 @@ class Wire:
 
     async def next_event(self) -> h11.Event | type[h11.PAUSED]:
         while (event := self.protocol.next_event()) is h11.NEED_DATA:
-            try:
-                data = await self.stream.receive_some(CHUNK)
-            except trio.BrokenResourceError as error:
-                if isinstance(error.__cause__, ssl.SSLError):
-                    raise tls_failure(self.traffic.host, error.__cause__) from None
-                raise
-            if self._counts:
-                self.traffic.received(len(data))
-            self.protocol.receive_data(data)
+            self.protocol.receive_data(await self.receive())
         return event  # type: ignore[return-value]  # the other sentinel is handled
+
+    async def receive(self) -> bytes:
+        """Receive bytes past the parser; empty at the end."""
+        try:
+            data = await self.stream.receive_some(CHUNK)
+        except trio.BrokenResourceError as error:
+            if isinstance(error.__cause__, ssl.SSLError):
+                raise tls_failure(self.traffic.host, error.__cause__) from None
+            raise
+        if self._counts:
+            self.traffic.received(len(data))
+        return data
 
     async def head(self, seconds: float | None = None) -> h11.Request | None:
         """Return the head of the next request; ``None`` when there is no other."""
@@ -188,17 +203,27 @@ class Watch:
     """Looks for credentials in what a host answers; what may be the beginning of one waits for the next piece."""
 
     def __init__(self, needles: Sequence[bytes]) -> None:
-        self._needles = needles
+        self._needles = tuple(dict.fromkeys(needles))
         self._held = b""
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether there is nothing to look for."""
+        return not self._needles
 
     def pass_on(self, data: bytes, *, last: bool = False) -> bytes:
         """Return what may be sent on by now. Raises ``Refused`` for a credential."""
-        text = self._held + data
+        if self.is_idle:
+            return data
+        text = self._held + data if self._held else data
         if any(needle in text for needle in self._needles):
             raise Refused(NetworkRefusal.ECHO, "the host gave the credential back", 502)
         held = 0 if last else max((_begun(text, needle) for needle in self._needles), default=0)
-        self._held = text[len(text) - held :]
+        self._held = text[len(text) - held :] if held else b""
         return text[: len(text) - held]
+
+
+_UNWATCHED = Watch(())
 
 
 def _begun(text: bytes, needle: bytes) -> int:
@@ -246,7 +271,7 @@ async def forward(client: Wire, server: Wire, request: h11.Request, watch: Watch
 
         await server.send(request)
         services.start_soon(upload)
-        upgraded = await _download(client, server, watch)
+        upgraded = await _download(client, server, request, watch)
     if failure is not None:
         raise failure
     if upgraded:
@@ -264,8 +289,11 @@ async def _next_of_body(client: Wire) -> h11.Event | type[h11.PAUSED]:
     raise Refused(NetworkRefusal.MALFORMED, "the request did not go on", 408)
 
 
-async def _download(client: Wire, server: Wire, watch: Watch) -> bool:
-    """Send an answer back; return whether it ends HTTP on this connection."""
+async def _download(client: Wire, server: Wire, request: h11.Request, watch: Watch) -> bool:
+    """Send an answer back; return whether it ends HTTP on this connection.
+
+    After a large body of known length, which passes by the parsers, both connections take no other request.
+    """
     while True:
         try:
             answer = await server.next_event()
@@ -282,7 +310,12 @@ async def _download(client: Wire, server: Wire, watch: Watch) -> bool:
                 await client.send(h11.InformationalResponse(status_code=101, headers=headers))
                 return True
             if isinstance(answer, h11.Response):
+                large = _large_body(request, answer)
+                headers += [(b"connection", b"close")] if large else []
                 await client.send(h11.Response(status_code=answer.status_code, headers=headers, reason=answer.reason))
+                if large:
+                    await _stream(client, server, large, watch)
+                    return False
         elif isinstance(answer, h11.Data):
             if data := watch.pass_on(bytes(answer.data)):
                 await client.send(h11.Data(data=data))
@@ -292,6 +325,51 @@ async def _download(client: Wire, server: Wire, watch: Watch) -> bool:
             return False
         else:
             raise trio.BrokenResourceError("the host has gone")
+
+
+def _large_body(request: h11.Request, answer: h11.Response) -> int:
+    """Return how long the body of an answer is, if that is known and much; 0 otherwise."""
+    headers = dict(answer.headers)
+    if request.method == b"HEAD" or answer.status_code in (204, 304) or b"transfer-encoding" in headers:
+        return 0
+    length = int(headers.get(b"content-length", b"0"))  # the parser has judged it
+    return length if length >= _LARGE else 0
+
+
+async def _stream(client: Wire, server: Wire, length: int, watch: Watch) -> None:
+    """Send a body of this length back, whose beginning may have come with its head."""
+    data = server.protocol.trailing_data[0][:length]
+    while True:
+        length -= len(data)
+        if passed := watch.pass_on(data, last=not length):
+            await client.stream.send_all(passed)
+        if not length:
+            return
+        if watch.is_idle and (ends := _sockets(server.stream, client.stream)):
+            if await splice(*ends, server.traffic.received, length) == length:
+                return
+            break
+        if not (data := (await server.receive())[:length]):
+            break
+    raise trio.BrokenResourceError("the host has gone")
+
+
+async def _pass_on(source: Buffered, target: Buffered, moved: Callable[[int], None], watch: Watch) -> None:
+    """Copy one way until its end. Of much that nobody looks at, the kernel moves the rest."""
+    total = 0
+    while data := await source.receive_some(CHUNK):
+        moved(len(data))
+        if passed := watch.pass_on(data):
+            await target.send_all(passed)
+        total += len(data)
+        if total >= _MUCH and watch.is_idle and (ends := _sockets(source, target)):
+            await splice(*ends, moved, None)
+            return
+
+
+def _sockets(source: Buffered, target: Buffered) -> tuple[trio.socket.SocketType, trio.socket.SocketType] | None:
+    one, other = source.socket, target.socket
+    return (one, other) if one is not None and other is not None else None
 
 
 async def copy(client: Buffered, server: Buffered, traffic: Traffic, opening: Opening, watch: Watch) -> None:
@@ -312,17 +390,13 @@ async def copy(client: Buffered, server: Buffered, traffic: Traffic, opening: Op
                 nursery.cancel_scope.cancel()
 
         async def up() -> None:
-            data = await opening()
-            while data:
+            if data := await opening():
                 traffic.sent(len(data))
                 await server.send_all(data)
-                data = await client.receive_some(CHUNK)
+                await _pass_on(client, server, traffic.sent, _UNWATCHED)
 
         async def down() -> None:
-            while data := await server.receive_some(CHUNK):
-                traffic.received(len(data))
-                if data := watch.pass_on(data):
-                    await client.send_all(data)
+            await _pass_on(server, client, traffic.received, watch)
 
         nursery.start_soon(one_way, up, server)
         nursery.start_soon(one_way, down, client)

@@ -8,6 +8,7 @@ from contextlib import suppress
 import trio
 
 _CHUNK = 128 << 10
+_RECORD = 16 << 10  # the most that one read returns; room for more is made and given back for each
 _CLOSE_SECONDS = 2.0  # for the last record
 
 
@@ -48,7 +49,7 @@ class TlsStream(trio.abc.Stream):
         pieces: list[bytes] = []
         while True:
             try:
-                if not (piece := self._tls.read(_CHUNK)):
+                if not (piece := self._tls.read(_RECORD)):
                     break  # the last record
                 pieces.append(piece)
             except ssl.SSLWantReadError:
@@ -61,7 +62,7 @@ class TlsStream(trio.abc.Stream):
                 raise trio.BrokenResourceError from error
         if self._out.pending:
             await self._flush()
-        return b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         if data:

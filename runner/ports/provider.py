@@ -173,6 +173,10 @@ class Connection(Reader, Writer, Protocol):
     ``trio.BrokenResourceError`` when the other side is gone, but ``receive_some`` at end of file returns nothing.
     """
 
+    @property
+    def socket(self) -> trio.socket.SocketType | None:
+        """The kernel's socket that the connection is, if it is one: bytes may be moved there as well."""
+
     async def send_eof(self) -> None:
         """Close the sending direction only."""
 

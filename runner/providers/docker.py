@@ -334,7 +334,14 @@ class DockerProvider(DaemonImages):
 
         With placeholders in the tree ``terminated`` is not set: a scan would find them before they are removed.
         """
-        guest = open_dialling_guest(connect, context, what=what, kill_sandbox=init.kill, nonce=nonce)
+        guest = open_dialling_guest(
+            connect,
+            context,
+            what=what,
+            kill_sandbox=init.kill,
+            nonce=nonce,
+            hands_over=context.isolation < IsolationClass.KERNEL,
+        )
         workspace: GuestWorkspace | None = None
         try:
             async with AsyncExitStack() as stack:

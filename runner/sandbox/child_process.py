@@ -75,7 +75,7 @@ class PipeReader:
 class Child:
     """A child process with pipes for its three streams. Call ``aclose`` once it has ended."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], stdin: trio.abc.Stream, stdout: int, stderr: int) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], stdin: trio.SocketStream, stdout: int, stderr: int) -> None:
         self._popen = popen
         self._pidfd = os.pidfd_open(popen.pid)
         self._waiting = trio.Lock()

@@ -60,9 +60,9 @@ class SandboxContext(Struct, frozen=True, kw_only=True):
 
 
 def open_workspace(
-    stream: trio.abc.Stream, context: SandboxContext, *, what: str, kill_sandbox: Callable[[], None]
+    stream: trio.SocketStream, context: SandboxContext, *, what: str, kill_sandbox: Callable[[], None]
 ) -> AbstractAsyncContextManager[GuestWorkspace]:
-    """Open the workspace of a guest that has the other end of ``stream`` as its channel."""
+    """Open the workspace of a guest of this kernel that has the other end of ``stream`` as its channel."""
     streams = [stream]
 
     async def connect() -> trio.abc.Stream:
@@ -71,7 +71,7 @@ def open_workspace(
             raise WorkspaceLost(f"the guest of {what} has ended")
         return streams.pop()
 
-    return open_dialling_guest(connect, context, what=what, kill_sandbox=kill_sandbox)
+    return open_dialling_guest(connect, context, what=what, kill_sandbox=kill_sandbox, hands_over=True)
 
 
 @asynccontextmanager
@@ -82,9 +82,10 @@ async def open_dialling_guest(
     what: str,
     kill_sandbox: Callable[[], None],
     nonce: bytes | None = None,
+    hands_over: bool = False,
 ) -> AsyncIterator[GuestWorkspace]:
     """Open the workspace of a guest whose connections come from ``connect``, as for ``open_guest``."""
-    async with open_guest(connect, what=what, kill_sandbox=kill_sandbox, nonce=nonce) as guest:
+    async with open_guest(connect, what=what, kill_sandbox=kill_sandbox, nonce=nonce, hands_over=hands_over) as guest:
         workspace = GuestWorkspace(guest, context)
         await context.group.watch(guest)
         try:
