@@ -25,6 +25,7 @@ from runner.core.clock import now_microseconds
 from runner.core.hosts import NetworkSpec, canonical_host
 from runner.core.injection import TLS_PORT
 from runner.core.model import NetworkRefusal
+from runner.core.nurseries import open_services
 from runner.network.exchange import (
     ENDED,
     HEAD_SECONDS,
@@ -174,31 +175,62 @@ class _Session:
         context = self._contexts.get(name)
         if context is None:
             context = self._contexts[name] = self._authority.server_context(name)
-        server = await self._way.dial_tls(name, port, traffic)
+        server = await self._way.dial(name, port, traffic)
         async with server:
             stream = await client.accept()
-            first = await _opening(stream, name)
-            if first[:1] != b"\x16":
-                message = f"`{name}` gets a credential here, so that the connection to it has to be TLS"
-                raise Refused(NetworkRefusal.CERTIFICATE, message)
-            secure = TlsStream(Buffered(stream, first), context, server_side=True)
-            try:
-                with trio.fail_after(HEAD_SECONDS):
-                    await secure.do_handshake()
-            except (*ENDED, trio.TooSlowError):
-                message = "the command does not trust the certificates of `SSL_CERT_FILE`"
-                raise Refused(NetworkRefusal.CERTIFICATE, message) from None
-            down, up = Wire(Buffered(secure), traffic), Wire(server, traffic, host=True)
-            try:
-                await _exchanges(down, up, name, port, credentials)
-            except Refused as refused:
-                await down.answer(refused.status, str(refused))
-                raise
-            except h11.ProtocolError as error:
-                await down.answer(400, str(error))
-                raise
-            finally:
-                await secure.aclose()
+            reached: Buffered | Refused | None = None
+
+            async def reach() -> None:
+                nonlocal reached
+                try:
+                    reached = await self._way.begin_tls(server, name)
+                except Refused as refused:
+                    reached = refused
+                ready.set()
+
+            async with open_services() as services:  # both handshakes at once
+                ready = trio.Event()
+                services.start_soon(reach)
+                secure = await _end_tls(stream, name, context)
+                await ready.wait()
+            await _serve_requests(secure, reached, credentials, traffic)
+
+
+async def _end_tls(stream: Buffered, name: str, context: ssl.SSLContext) -> TlsStream:
+    """Make the handshake of a command that wants a host. Raises ``Refused``."""
+    first = await _opening(stream, name)
+    if first[:1] != b"\x16":
+        message = f"`{name}` gets a credential here, so that the connection to it has to be TLS"
+        raise Refused(NetworkRefusal.CERTIFICATE, message)
+    secure = TlsStream(Buffered(stream, first), context, server_side=True)
+    try:
+        with trio.fail_after(HEAD_SECONDS):
+            await secure.do_handshake()
+    except (*ENDED, trio.TooSlowError):
+        message = "the command does not trust the certificates of `SSL_CERT_FILE`"
+        raise Refused(NetworkRefusal.CERTIFICATE, message) from None
+    return secure
+
+
+async def _serve_requests(
+    secure: TlsStream, reached: Buffered | Refused | None, credentials: Sequence[Credential], traffic: Traffic
+) -> None:
+    """Serve the requests of a command to a host that was reached, or tell it why not."""
+    down = Wire(Buffered(secure), traffic)
+    try:
+        if not isinstance(reached, Buffered):
+            assert reached is not None
+            raise reached
+        async with reached:
+            await _exchanges(down, Wire(reached, traffic, host=True), traffic.host, traffic.port, credentials)
+    except Refused as refused:
+        await down.answer(refused.status, str(refused))
+        raise
+    except h11.ProtocolError as error:
+        await down.answer(400, str(error))
+        raise
+    finally:
+        await secure.aclose()
 
 
 async def _exchanges(down: Wire, up: Wire, name: str, port: int, credentials: Sequence[Credential]) -> None:

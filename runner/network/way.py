@@ -88,7 +88,11 @@ class Way:
 
     async def dial_tls(self, name: str, port: int, traffic: Traffic) -> Buffered:
         """Connect to a canonical host with TLS, and verify that it is the one. Raises ``Refused``."""
-        return await _secure(await self.dial(name, port, traffic), self.certificates(), name)
+        return await self.begin_tls(await self.dial(name, port, traffic), name)
+
+    async def begin_tls(self, server: Buffered, name: str) -> Buffered:
+        """Begin TLS on the connection to a canonical host, and verify that it is the one. Raises ``Refused``."""
+        return await _secure(server, self.certificates(), name)
 
     async def _dial_proxy(self, proxy: HostProxy, traffic: Traffic) -> Buffered:
         traffic.address = f"proxy {proxy}"

@@ -381,6 +381,25 @@ async def test_a_host_that_gives_the_credential_back_is_cut_off(certificate: Pat
         assert (await command.last()).refusal is NetworkRefusal.ECHO
 
 
+@pytest.mark.parametrize("tail", [b"", b"you said " + TOKEN])
+async def test_a_large_answer_of_known_length_is_whole_and_watched_to_its_end(certificate: Path, tail: bytes) -> None:
+    """It passes by the parsers, and its connection takes no other request."""
+    body = os.urandom(3 << 20) + tail
+
+    def large(request: h11.Request, asked: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    async with api(certificate, large) as seen, inside(certificate, bearer(seen)) as command:
+        answer = await command.ask(get(seen) + get(seen), f"a.test:{seen.port}")
+
+        head, _, got = answer.partition(b"\r\n\r\n")
+        assert b"connection: close" in head.lower()
+        assert got == (body if not tail else body[: len(got)])
+        assert TOKEN[:4] not in got[-50:]
+        told = await command.last()
+        assert (told.refusal, told.requests) == (NetworkRefusal.ECHO if tail else None, 1)
+
+
 async def test_an_upgrade_passes_and_then_bytes_do(certificate: Path) -> None:
     def upgrade(request: h11.Request, body: bytes) -> bytes:
         return b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: chat\r\n\r\nfirst"

@@ -121,6 +121,57 @@ async def test_a_tunnel_carries_both_ways_and_is_told_with_its_rule() -> None:
     assert (told.sent_bytes, told.received_bytes, told.refusal) == (4, 4, None)
 
 
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("missing", [0, 1])
+@pytest.mark.parametrize("how", [b"Content-Length: %d", b"Transfer-Encoding: chunked"])
+async def test_a_large_answer_is_as_whole_as_the_host_sends_it(how: bytes, missing: int, method: bytes) -> None:
+    """Those of known length are moved by the kernel."""
+    body = os.urandom(5 << 20)
+    sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if b"chunked" in how else body
+    found = b"HTTP/1.1 200 OK\r\n" + how.replace(b"%d", b"%d" % len(body)) + b"\r\n\r\n"
+    if method == b"GET":
+        found += sent[: len(sent) - missing]
+    async with server(found) as (port, _), house(f"a.test:{port}") as inside:
+        answer = await inside.ask(b"%b http://a.test:%d/ HTTP/1.1\r\nHost: x\r\n\r\n" % (method, port))
+
+        told = await inside.last()
+    head, _, got = answer.partition(b"\r\n\r\n")
+    assert b"200" in head
+    assert told.received_bytes == len(found)
+    if method == b"HEAD":
+        assert got == b""
+    elif b"chunked" in how:
+        assert got.endswith(b"0\r\n\r\n") is not bool(missing)
+    else:
+        assert got == body[: len(body) - missing]
+
+
+async def test_much_goes_through_a_tunnel_both_ways_and_all_of_it_is_counted() -> None:
+    async def echo(stream: trio.SocketStream) -> None:
+        async with stream:
+            async for data in stream:
+                await stream.send_all(data)
+
+    body = os.urandom(5 << 20)
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    async with open_services() as services, house(f"a.test:{port}") as inside:
+        services.start_soon(trio.serve_listeners, echo, listeners)
+        async with await trio.open_tcp_stream("127.0.0.1", inside.proxy) as stream:
+            await stream.send_all(b"CONNECT a.test:%d HTTP/1.1\r\nHost: x\r\n\r\n" % port)
+            assert b"200" in await stream.receive_some(1 << 10)
+
+            async def send() -> None:
+                await stream.send_all(body)
+                await stream.send_eof()
+
+            services.start_soon(send)
+            with trio.fail_after(30):
+                assert b"".join([chunk async for chunk in stream]) == body
+        told = await inside.last()
+    assert (told.sent_bytes, told.received_bytes) == (len(body), len(body))
+
+
 async def test_a_request_with_a_url_is_framed_anew_and_one_a_connection() -> None:
     found = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nKeep-Alive: 5\r\nSet-Cookie: a\r\n\r\nok"
     async with server(found) as (port, got), house(f"a.test:{port}") as inside:
