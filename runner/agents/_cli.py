@@ -22,6 +22,7 @@ from runner.ports.gateway import Api
 
 Line = Mapping[str, Any]
 
+MCP_MARGIN = 10.0  # seconds that a CLI waits for an MCP server beyond those of the bridge, whose word is the clearer
 MAX_LINE = 16 << 20  # bytes of a line that is looked at
 _NOT_FOUND = 127  # what a shell says of a command that there is none of
 

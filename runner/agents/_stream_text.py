@@ -46,6 +46,8 @@ def codex_text(line: Line) -> str | None:
             return _status_line(at(item, "exit_code"))
         case "item.completed", "agent_message":
             return _line(text(item, "text"))
+        case "item.started", "mcp_tool_call":
+            return _call(f"{text(item, 'server')}.{text(item, 'tool')}", at(item, "arguments"))
         case ("error", _):
             return _complaint(text(line, "message"))
         case ("turn.failed", _):

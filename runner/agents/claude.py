@@ -6,12 +6,24 @@ repository's instructions to agents. Those are imported by the file in the home 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, items, reason_of_status, text
+from runner.agents._cli import (
+    MCP_MARGIN,
+    CliAgent,
+    CommandLog,
+    Line,
+    TurnState,
+    at,
+    count,
+    items,
+    reason_of_status,
+    text,
+)
 from runner.agents._stream_text import CLAUDE_EXIT, claude_text
 from runner.core.model import Command, CommandStatus, Reason, Usage
 from runner.ports.agent import AgentSetup, ModelAccess
@@ -28,6 +40,7 @@ _TOOLS = (
     "Task", "TaskCreate", "TaskGet", "TaskList", "TaskStop", "TaskUpdate", "ToolSearch", "WebFetch", "WebSearch",
     "Workflow", "Write",
 )  # fmt: skip
+_MCP = ".claude/runner-mcp.json"  # as the sub-runner names it
 _QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
@@ -40,9 +53,13 @@ _QUIET = {
 def _set_up(access: ModelAccess) -> AgentSetup:
     redirected = {"ANTHROPIC_BASE_URL": access.base_url} if access.base_url is not None else {}
     imports = f"@{access.workspace}/CLAUDE.md\n@{access.workspace}/AGENTS.md\n"
-    return AgentSetup(
-        env={**_QUIET, "ANTHROPIC_API_KEY": access.key, **redirected}, files={".claude/CLAUDE.md": imports}
-    )
+    env, files = {**_QUIET, "ANTHROPIC_API_KEY": access.key, **redirected}, {".claude/CLAUDE.md": imports}
+    if access.mcp_servers:
+        servers = {one.name: {"type": "http", "url": one.url} for one in access.mcp_servers}
+        files[_MCP] = json.dumps({"mcpServers": servers})
+        longest = max(one.timeout_seconds for one in access.mcp_servers) + MCP_MARGIN
+        env["MCP_TOOL_TIMEOUT"] = str(round(longest * 1000))
+    return AgentSetup(env=env, files=files)
 
 
 def _read_turn(lines: Iterable[Line]) -> TurnState:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, reason_of, text
+from runner.agents._cli import MCP_MARGIN, CliAgent, CommandLog, Line, TurnState, at, count, reason_of, text
 from runner.agents._stream_text import codex_text, shell_script
 from runner.core.model import Command, CommandStatus, Usage
 from runner.ports.agent import AgentSetup, ModelAccess
@@ -34,6 +34,9 @@ def _set_up(access: ModelAccess) -> AgentSetup:
             f"request_max_retries = {_RETRIES}\nstream_max_retries = {_RETRIES}\n"
         )
     config += "[analytics]\nenabled = false\n"
+    for one in access.mcp_servers:
+        config += f"[mcp_servers.{one.name}]\nurl = {json.dumps(one.url)}\n"
+        config += f"tool_timeout_sec = {one.timeout_seconds + MCP_MARGIN}\n"
     return AgentSetup(env={}, files={".codex/config.toml": config}, login=("codex", "login", "--with-api-key"))
 
 
@@ -57,6 +60,8 @@ def _update_turn(turn: TurnState, line: Line, *, done: bool) -> TurnState:
     match at(line, "item", "type"):
         case "agent_message":
             return replace(turn, said=text(line, "item", "text"))
+        case "mcp_tool_call":
+            return replace(turn, used=turn.used + (done and text(line, "item", "status") == "completed"))
         case "command_execution":
             denied = text(line, "item", "status") == _DECLINED
             return replace(turn, used=turn.used + (done and not denied), denied=turn.denied + (done and denied))

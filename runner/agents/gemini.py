@@ -16,10 +16,10 @@ from posixpath import relpath
 
 from msgspec.structs import replace
 
-from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, reason_of, text
+from runner.agents._cli import MCP_MARGIN, CliAgent, CommandLog, Line, TurnState, at, count, reason_of, text
 from runner.agents._stream_text import GEMINI_EXIT, gemini_text
 from runner.core.model import Command, CommandStatus, Reason, Usage
-from runner.ports.agent import AgentSetup, ModelAccess
+from runner.ports.agent import AgentSetup, McpAccess, ModelAccess
 from runner.ports.gateway import Api
 
 _ATTEMPTS = 3  # the gateway has tried again already
@@ -66,6 +66,9 @@ def _set_up(access: ModelAccess) -> AgentSetup:
         "privacy": {"usageStatisticsEnabled": False},
         "context": {"fileName": ["GEMINI.md", project], "includeDirectories": list(access.extra_directories)},
     }
+    if access.mcp_servers:
+        settings |= _mcp_settings(access.mcp_servers)
+        settings["context"] = {"fileName": ["GEMINI.md"], "includeDirectories": list(access.extra_directories)}
     tools = access.tools
     if tools is not None:
         settings["tools"] = {"core": tools or ["none"]}
@@ -74,14 +77,32 @@ def _set_up(access: ModelAccess) -> AgentSetup:
     redirected = {"GOOGLE_GEMINI_BASE_URL": access.base_url} if access.base_url is not None else {}
     drained = {"NODE_OPTIONS": f"--require={json.dumps(f'{access.home}/{_DRAIN}')}"}
     env = {**_QUIET, "GEMINI_API_KEY": access.key, **redirected, **drained}
-    files = {".gemini/settings.json": json.dumps(settings), ".gemini/policies/runner.toml": _policy(tools)}
+    files = {".gemini/settings.json": json.dumps(settings), ".gemini/policies/runner.toml": _policy(access)}
     return AgentSetup(env=env, files={**files, _DRAIN: _DRAIN_SCRIPT}, context=_CONTEXT)
 
 
-def _policy(tools: Sequence[str] | None) -> str:
+def _mcp_settings(servers: Sequence[McpAccess]) -> dict[str, object]:
+    """Return the settings for servers.
+
+    It connects to none in a folder that it does not trust, so its sub-runner lets it trust that one once it has read
+    all settings, the repository's not among them. No hook may run then.
+    """
+    return {
+        "mcpServers": {
+            one.name: {"httpUrl": one.url, "timeout": round((one.timeout_seconds + MCP_MARGIN) * 1000)}
+            for one in servers
+        },
+        "mcp": {"allowed": [one.name for one in servers]},
+        "hooksConfig": {"enabled": False},
+    }
+
+
+def _policy(access: ModelAccess) -> str:
+    tools = access.tools
     if tools is None:
         return _rule("*", 500) + _rule(_SHELL, 600, any_arguments=True)
     rules = _rule("*", 500, decision="deny")
+    rules += "".join(_rule(f"mcp_{one.name}_*", 600) for one in access.mcp_servers)
     rules += "".join(_rule(tool, 600, any_arguments=tool == _SHELL) for tool in tools)
     return rules
 

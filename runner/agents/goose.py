@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from msgspec.structs import replace
 
-from runner.agents._cli import CliAgent, CommandLog, Line, TurnState, at, count, items, reason_of, text
+from runner.agents._cli import MCP_MARGIN, CliAgent, CommandLog, Line, TurnState, at, count, items, reason_of, text
 from runner.agents._stream_text import goose_text
 from runner.core.model import Command, CommandStatus, Reason, Usage
 from runner.core.settings import shipped
@@ -27,6 +27,11 @@ _QUIET = {
     "GOOSE_DISABLE_SESSION_NAMING": "true",  # by a request of its own, which would count as a turn
     "GOOSE_TELEMETRY_ENABLED": "false",
 }
+# Those of 1.52.0 that a profile has without a word; `skills` comes by the sub-runner, if the agent has any.
+_PLATFORM = (
+    "analyze", "apps", "chatrecall", "code_execution", "extensionmanager", "skills", "summarize", "summon", "todo",
+    "tom",
+)  # fmt: skip
 _CONFIG = shipped("runners") / "context" / "goose-config.yaml"
 _CONTEXT = {".config/goose/.goosehints": ".goosehints", ".goosehints": ".goosehints"}  # the first is where it looks
 _COMPLAINTS = ("Ran into this error:", "Network error:")
@@ -39,8 +44,27 @@ def _set_up(access: ModelAccess) -> AgentSetup:
     redirected = _redirected(urlsplit(access.base_url)) if access.base_url is not None else {}
     model = f"GOOSE_MODEL: {json.dumps(access.model)}"
     config = re.sub(r"(?m)^GOOSE_MODEL:.*$", lambda _: model, _CONFIG.read_text(encoding="utf-8"))
+    if access.mcp_servers:
+        config += json.dumps({"extensions": _extensions(access)}).removeprefix("{").removesuffix("}") + "\n"
     env = {**_QUIET, "GOOSE_MODEL": access.model, "OPENAI_API_KEY": access.key, **redirected}
     return AgentSetup(env=env, files={".config/goose/config.yaml": config}, context=_CONTEXT)
+
+
+def _extensions(access: ModelAccess) -> Mapping[str, object]:
+    """Return the extensions of a profile: the servers, and not its own platform's, which are on unless it is told."""
+    common: dict[str, object] = {"description": "", "bundled": False, "available_tools": []}
+    off = {name: {**common, "enabled": False, "type": "platform", "name": name} for name in _PLATFORM}
+    return off | {
+        one.name: {
+            **common,
+            "enabled": True,
+            "type": "streamable_http",
+            "name": one.name,
+            "uri": one.url,
+            "timeout": round(one.timeout_seconds + MCP_MARGIN),
+        }
+        for one in access.mcp_servers
+    }
 
 
 def _redirected(url: SplitResult) -> dict[str, str]:

@@ -705,6 +705,10 @@ class NotTold(Advice):
     code = "run.not-told"
 
 
+class McpServerForbidden(PolicyError):
+    code = "policy.mcp-server"
+
+
 class SecretForbidden(PolicyError):
     code = "policy.secret"
 
@@ -953,6 +957,12 @@ class McpServerUnhealthy(RunnerError):
 
 class McpSession(NotFoundError):
     code = "mcp.session"
+
+
+class McpServerFailed(PlatformError):
+    """A server of a run cannot be started, or is not what was approved."""
+
+    code = "mcp.failed"
 
 
 # --- store -----------------------------------------------------------------------------------------

@@ -201,6 +201,7 @@ class Reason(StrEnum):
     TURNS = "turns"
     DENIED = "denied"
     CUT_OFF = "cut-off"
+    MCP = "mcp"
 
 
 class StopStage(StrEnum):
@@ -311,6 +312,24 @@ class ClusterRefusal(StrEnum):
     IMPERSONATION = "impersonation"  # in the name of somebody else
     BUSY = "busy"  # too many are under way
     CLUSTER = "cluster"  # not reached, or it did not go on
+
+
+class McpVerdict(StrEnum):
+    """How a call of an agent to an MCP server ended. From ``NOT_ALLOWED`` on the server never heard of it."""
+
+    ANSWERED = "answered"
+    FAILED = "failed"  # an error of the server, or a result that says that it is one
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"  # by the agent, or with it
+    ENDED = "ended"  # the server did, before it answered
+    SECRET = "secret"  # the answer had a secret of the server in it, and was withheld
+    NOT_ALLOWED = "not-allowed"
+    BUDGET = "budget"
+    UNAVAILABLE = "unavailable"  # the server was not there, or had too many calls under way
+
+    @property
+    def refused(self) -> bool:
+        return self in (McpVerdict.NOT_ALLOWED, McpVerdict.BUDGET)
 
 
 class NetworkRefusal(StrEnum):

@@ -20,6 +20,7 @@ from runner.core.errors import (
     HostRefused,
     LeaseHeld,
     LeaseLost,
+    McpServerFailed,
     OutOfMemory,
     RunnerError,
     WorkspaceLimit,
@@ -536,6 +537,8 @@ def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) 
     reason = Reason.LEASE if isinstance(error, LeaseHeld | LeaseLost) else Reason.PLATFORM
     if isinstance(error, WorkspaceLimit):
         reason = Reason.LIMIT
+    if isinstance(error, McpServerFailed):
+        return failed(Reason.MCP, error.message, details=details)
     return failed(reason, f"{error.code}: {error.message}", details=details)
 
 

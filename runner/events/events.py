@@ -23,6 +23,7 @@ from runner.core.model import (
     Isolation,
     IsolationClass,
     Limits,
+    McpVerdict,
     ModelRefusal,
     NetworkRefusal,
     Outcome,
@@ -508,16 +509,43 @@ class UnsavedWorkDiscarded(Event, frozen=True, tag="UnsavedWorkDiscarded"):
 
 
 class McpServerStarted(Event, frozen=True, tag="McpServerStarted"):
-    """A hosted server answers. ``tools`` are those that its clients may call."""
+    """A hosted server answers, or in a run the ``server`` that the agent of ``step`` may use.
+
+    ``tools`` are those that its clients may call.
+    """
 
     tools: int
+    step: str = ""
+    server: str = ""
 
 
 class McpServerEnded(Event, frozen=True, tag="McpServerEnded"):
-    """A hosted server has ended; ``pause_seconds`` before it is started anew, ``None`` if it is not."""
+    """A hosted server has ended; ``pause_seconds`` before it is started anew, ``None`` if it is not.
+
+    In a run it is the ``server`` of the agent of ``step``.
+    """
 
     how: str
     pause_seconds: float | None = None
+    step: str = ""
+    server: str = ""
+
+
+class McpCallEnded(Event, frozen=True, tag="McpCallEnded", kw_only=True):
+    """One call of a step's agent to an MCP server has ended; contents are not recorded.
+
+    ``tool`` is a tool's name, or the method of a call that is none. Beyond the first thousand calls of a server,
+    ``count`` equal ones share one event without ``tool``.
+    """
+
+    step: str
+    server: str
+    tool: str
+    sent_bytes: int
+    received_bytes: int
+    seconds: float
+    verdict: McpVerdict
+    count: int = 1
 
 
 class Recorded(NamedTuple):

@@ -13,6 +13,7 @@ from runner.core.model import (
     ClusterRefusal,
     Isolation,
     IsolationClass,
+    McpVerdict,
     NetworkRefusal,
     Outcome,
     PoolMissReason,
@@ -101,12 +102,36 @@ class ClusterUse(Struct, kw_only=True):
         counts[what] = counts.get(what, 0) + count
 
 
+class McpUse(Struct, frozen=True, kw_only=True):
+    """Calls of an agent to a tool of an MCP server that ended alike; ``tool`` is empty for those only counted."""
+
+    server: str
+    tool: str
+    verdict: McpVerdict
+    calls: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    seconds: float = 0.0
+
+    def with_one(self, ended: ev.McpCallEnded) -> McpUse:
+        return McpUse(
+            server=self.server,
+            tool=self.tool,
+            verdict=self.verdict,
+            calls=self.calls + ended.count,
+            sent_bytes=self.sent_bytes + ended.sent_bytes,
+            received_bytes=self.received_bytes + ended.received_bytes,
+            seconds=self.seconds + ended.seconds,
+        )
+
+
 class RunRecord(Struct, kw_only=True):
     """A run so far. ``resources`` maps (kind, name) of what exists, or may exist, outside the store to its place.
 
     ``log`` is the file with the agent's output. ``attempt`` counts the run's workspaces, of which it has one at a
     time. ``models`` is usage counted by the gateway, by model; ``reported_usage`` and ``commands`` are the agent's own
-    account; ``argv`` and ``version`` are those of its CLI.
+    account; ``argv`` and ``version`` are those of its CLI. ``mcp_servers`` are those that it could use, with the
+    number of tools of each.
     """
 
     id: str
@@ -134,6 +159,8 @@ class RunRecord(Struct, kw_only=True):
     preloaded: ev.ContextPreloaded | None = None
     cluster: ClusterUse | None = None
     network: dict[tuple[str, NetworkRefusal | None], HostUse] = {}
+    mcp: dict[tuple[str, str, McpVerdict], McpUse] = {}
+    mcp_servers: dict[str, int] = {}
     open_network: tuple[str, ...] = ()
     rejected_providers: list[tuple[str, str]] = []
     warnings: list[tuple[str, str]] = []
@@ -251,6 +278,14 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.ConnectionEnded() as ended:
             key = (f"{ended.host}:{ended.port}" if ended.host else "", ended.refusal)
             record.network[key] = record.network.get(key, HostUse(place=key[0], refusal=key[1])).with_one(ended)
+        case ev.McpServerStarted(server=server, tools=tools) if server:
+            record.mcp_servers[server] = tools
+        case ev.McpServerEnded(server=server, how=how, pause_seconds=pause) if server:
+            again = "" if pause is None else "; it was started anew" if not pause else f"; again after {pause:.0f} s"
+            record.warnings.append(("mcp.ended", f"MCP server {server}: {how}{again}"))
+        case ev.McpCallEnded(server=server, tool=tool, verdict=verdict) as call:
+            known_use = record.mcp.get((server, tool, verdict), McpUse(server=server, tool=tool, verdict=verdict))
+            record.mcp[server, tool, verdict] = known_use.with_one(call)
         case ev.AgentStarted(argv=argv, version=version):
             record.argv, record.version = argv, version
         case ev.CommandsReportedByAgent() as seen:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from posixpath import dirname
 from typing import Any, Protocol
 
-from runner.fake_model.script import Turn
+from runner.fake_model.script import Call, Turn
 from runner.gateway.api import Counts
 
 PIECE = 24  # characters of text in one event of a stream
@@ -24,6 +24,9 @@ _SHELLS = (
     "exec",
 )
 _WRITERS = ("Write", "write_file", "write")
+
+# By which CLIs offer a tool of an MCP server: what stands before the server's name, and between that and the tool's.
+_MCP_NAMES = (("mcp__", "__"), ("mcp_", "_"), ("", "__"))
 
 Tools = Mapping[str, Mapping[str, Any] | None]  # parameters by name; ``None`` for a tool that takes text
 
@@ -71,7 +74,7 @@ def answer_of(turn: Turn, number: int, model: str, tools: Tools, sent_bytes: int
     if turn.run is not None:
         calls.append(_shell_call(f"call_{number}_r", tools, turn.run))
     if turn.call is not None:
-        calls.append(ToolCall(f"call_{number}_c", turn.call.tool, turn.call.arguments))
+        calls.append(_any_call(f"call_{number}_c", tools, turn.call))
     text = f"{turn.think or ''}{turn.say or ''}{calls}"
     counts = Counts(fresh=sent_bytes // 4, output=len(text) // 4)
     if used := turn.usage:
@@ -88,6 +91,20 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
     """Return a server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data)}\n\n".encode()
+
+
+def _any_call(id: str, tools: Tools, call: Call) -> ToolCall:
+    if call.server is None:
+        return ToolCall(id, call.tool, call.arguments)
+    names = [f"{before}{call.server}{between}{call.tool}" for before, between in _MCP_NAMES]
+    name = next((name for name in names if name in tools), None)
+    if name is None and tools.get("exec", ...) is None:  # a tool that takes a script, in which the others are functions
+        script = f"const r = await tools.{names[0]}({json.dumps(call.arguments)}); text(JSON.stringify(r));"
+        return ToolCall(id, "exec", script)
+    if name is None:
+        what = f"`{call.tool}` of MCP server `{call.server}`"
+        raise ToolMissing(f"the turn calls {what}, which is not offered, only: {', '.join(tools)}")
+    return ToolCall(id, name, call.arguments)
 
 
 def _shell_call(id: str, tools: Tools, command: str) -> ToolCall:

@@ -39,8 +39,8 @@ RequestRule = Annotated[
 ]
 
 
-class InjectedSecret(Shape):
-    """Credential that the proxy adds to requests to a host, outside the workspace; commands never have it."""
+class SentSecret(Shape):
+    """Credential that is added to requests, in one of three ways."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -53,10 +53,36 @@ class InjectedSecret(Shape):
 
     name: VariableName = Field(description="Name of the secret, in the plan and where it is redacted.")
     from_: SecretSource = Field(alias="from", description="Place of the value on the host that runs `apply`.")
-    host: ExactHost = Field(description="The host, or `HOST:PORT`; port 443 if none is named. It must speak TLS.")
     bearer: Literal[True] | None = Field(None, description="Sends it as `Authorization: Bearer`.")
     basic: UserName | None = Field(None, description="Sends it as the password of this user.")
     header: HeaderName | None = Field(None, description="Sends it as this header.")
+
+    @model_validator(mode="after")
+    def _sent_in_one_way(self) -> SentSecret:
+        if sum(getattr(self, kind) is not None for kind in _KINDS) != 1:
+            raise Faults(Fault((), "a credential is sent in exactly one way", f"write one of {', '.join(_KINDS)}"))
+        if self.header is not None and self.header.lower() in _RESERVED:
+            raise Faults(Fault(("header",), f"`{self.header}` cannot be set", "name the header that the host asks for"))
+        return self
+
+    def injection_for(self, host: str, port: int, origin: str, allow: tuple[str, ...] = ()) -> Injection:
+        """Return what is added to requests to a host, as the manifest line at ``origin`` says."""
+        how = next(kind for kind in _KINDS if getattr(self, kind) is not None)
+        return Injection(
+            host=host,
+            port=port,
+            secret=self.name,
+            how=how,  # type: ignore[arg-type]  # one of the three
+            name=self.basic or self.header or "",
+            allow=allow,
+            origin=origin,
+        )
+
+
+class InjectedSecret(SentSecret):
+    """Credential that the proxy adds to requests to a host, outside the workspace; commands never have it."""
+
+    host: ExactHost = Field(description="The host, or `HOST:PORT`; port 443 if none is named. It must speak TLS.")
     allow: list[RequestRule] | None = Field(
         None,
         min_length=1,
@@ -66,11 +92,7 @@ class InjectedSecret(Shape):
     )
 
     @model_validator(mode="after")
-    def _sent_in_one_way(self) -> InjectedSecret:
-        if sum(getattr(self, kind) is not None for kind in _KINDS) != 1:
-            raise Faults(Fault((), "a credential is sent in exactly one way", f"write one of {', '.join(_KINDS)}"))
-        if self.header is not None and self.header.lower() in _RESERVED:
-            raise Faults(Fault(("header",), f"`{self.header}` cannot be set", "name the header that the host asks for"))
+    def _one_spelling(self) -> InjectedSecret:
         faults = [
             Fault(("allow", at), f"`{rule}` is a path that servers read in several ways", "leave out `..` and `//`")
             for at, rule in enumerate(self.allow or ())
@@ -83,14 +105,6 @@ class InjectedSecret(Shape):
     def injection(self, origin: str) -> Injection:
         """Return what the proxy has to do, as the manifest line at ``origin`` says."""
         host, _, port = self.host.partition(":")
-        how = next(kind for kind in _KINDS if getattr(self, kind) is not None)
         rules = [one.rpartition(" ") for one in self.allow or ()]
-        return Injection(
-            host=host,
-            port=int(port) if port else TLS_PORT,
-            secret=self.name,
-            how=how,  # type: ignore[arg-type]  # one of the three
-            name=self.basic or self.header or "",
-            allow=tuple(f"{method} {canonical_path(path)}".strip() for method, _, path in rules),
-            origin=origin,
-        )
+        allow = tuple(f"{method} {canonical_path(path)}".strip() for method, _, path in rules)
+        return self.injection_for(host, int(port) if port else TLS_PORT, origin, allow)

@@ -16,6 +16,9 @@ class Write(Shape):
 
 class Call(Shape):
     tool: Text = Field(description="The tool's name, whether the CLI has offered it or not.")
+    server: Text | None = Field(
+        None, description="MCP server that has the tool; the name is then the one by which the CLI offers it."
+    )
     arguments: dict[str, Any] = Field({}, description="Arguments of the call.")
 
 

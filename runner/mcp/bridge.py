@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from itertools import count
 from typing import Any, cast
 
@@ -20,11 +20,12 @@ from msgspec import Struct
 from runner import __version__
 from runner.core.codec import encode
 from runner.core.lines import lines
+from runner.core.model import McpVerdict
 from runner.core.sanitize import excerpt
+from runner.ports.mcp import Approve, Lists, Message, ServerRefused, ServerSilent
 from runner.ports.provider import Reader, Writer
 
-Message = dict[str, Any]
-Lists = dict[str, dict[str, Message]]  # what a server lists, by kind and then by what names it
+__all__ = ["Lists", "Message", "ServerRefused", "ServerSilent"]
 
 VERSION = "2025-06-18"  # of the protocol, offered to servers
 MAX_LINE = 16 << 20  # bytes of a message
@@ -76,12 +77,10 @@ class BridgeOptions(Struct, frozen=True, kw_only=True):
     tools: tuple[str, ...] | None = None
 
 
-class ServerRefused(Exception):
-    """The server answered with an error, or not in time."""
+class OwnAnswer(Message):
+    """An answer of the bridge in place of one of the server, and what it says of the call."""
 
-
-class ServerSilent(ServerRefused):
-    """The server did not answer in time."""
+    verdict: McpVerdict
 
 
 class Inbox:
@@ -135,7 +134,7 @@ class Bridge:
     def __init__(
         self,
         options: BridgeOptions,
-        approve: Callable[[Lists], Awaitable[Lists]],
+        approve: Approve,
         tell: Callable[[str], None],
     ) -> None:
         self.options = options
@@ -181,7 +180,7 @@ class Bridge:
         finally:
             self.ready = trio.Event()
             for call in self._calls.values():
-                call.inbox.put(error_for(call.id, FAILED, "the server has ended"))
+                call.inbox.put(error_for(call.id, FAILED, "the server has ended", McpVerdict.ENDED))
             self._calls.clear()
             for session in self._sessions.values():
                 session.asked.clear()
@@ -377,7 +376,7 @@ class Bridge:
 
     def _cancel(self, call: Call, reason: str) -> None:
         self._withdraw(call, reason)
-        call.inbox.put(error_for(call.id, FAILED, "cancelled"))
+        call.inbox.put(error_for(call.id, FAILED, "cancelled", McpVerdict.CANCELLED))
 
     def _withdraw(self, call: Call, reason: str) -> None:
         """Tell the server that nobody waits for a call any more."""
@@ -413,7 +412,7 @@ class Bridge:
                     found = await call.inbox.get()
                 if found is None:
                     text = f"`{excerpt(method)}` took longer than {self.options.timeout:g} s"
-                    found = error_for(id, TIMED_OUT, text)
+                    found = error_for(id, TIMED_OUT, text, McpVerdict.TIMEOUT)
                 yield found
                 if "method" not in found:
                     return
@@ -428,20 +427,21 @@ class Bridge:
         if method == "ping":
             return {"jsonrpc": "2.0", "id": id, "result": {}}
         if not self.ready.is_set():
-            return error_for(id, FAILED, f"the server {self.state}")
+            return error_for(id, FAILED, f"the server {self.state}", McpVerdict.UNAVAILABLE)
         if len(self._calls) >= AT_ONCE:
-            return error_for(id, FAILED, f"{AT_ONCE} calls are not answered yet")
+            return error_for(id, FAILED, f"{AT_ONCE} calls are not answered yet", McpVerdict.UNAVAILABLE)
         for kind, listing in _LISTS.items():
             if method == listing.method:
                 items = self.enabled() if kind == "tools" else self.lists[kind]
                 return {"jsonrpc": "2.0", "id": id, "result": {listing.field: [*items.values()]}}
         name, uri = str(params.get("name")), str(params.get("uri"))
         if method == "tools/call" and name not in self.enabled():
-            return error_for(id, INVALID_PARAMS, f"there is no tool `{excerpt(name)}`")
+            return error_for(id, INVALID_PARAMS, f"there is no tool `{excerpt(name)}`", McpVerdict.NOT_ALLOWED)
         if method == "prompts/get" and name not in self.lists["prompts"]:
-            return error_for(id, INVALID_PARAMS, f"there is no prompt `{excerpt(name)}`")
+            return error_for(id, INVALID_PARAMS, f"there is no prompt `{excerpt(name)}`", McpVerdict.NOT_ALLOWED)
         if method in ("resources/read", "resources/subscribe") and uri in self._withheld:
-            return error_for(id, INVALID_PARAMS, f"resource `{excerpt(uri)}` waits for `runner mcp approve`")
+            text = f"resource `{excerpt(uri)}` waits for `runner mcp approve`"
+            return error_for(id, INVALID_PARAMS, text, McpVerdict.NOT_ALLOWED)
         return None
 
     def enabled(self) -> dict[str, Message]:
@@ -500,5 +500,7 @@ def _with_number(message: Message, call: Call) -> Message:
     return told
 
 
-def error_for(id: object, code: int, text: str) -> Message:
-    return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}
+def error_for(id: object, code: int, text: str, verdict: McpVerdict = McpVerdict.NOT_ALLOWED) -> OwnAnswer:
+    answer = OwnAnswer(jsonrpc="2.0", id=id, error={"code": code, "message": text})
+    answer.verdict = verdict
+    return answer

@@ -41,6 +41,23 @@ class SecretGrant(Struct, frozen=True):
     origin: str
 
 
+class PlannedServer(Struct, frozen=True, kw_only=True):
+    """An MCP server that commands of a step may use: ``what`` it is and where, in words for a person.
+
+    ``lines`` are its parts, each with the manifest line that decides it. ``command`` is a digest of what is started.
+    """
+
+    name: str
+    what: str
+    origin: str
+    tools: tuple[str, ...] | None = None
+    max_calls: int | None = None
+    command: str = ""
+    image: str | None = None
+    lines: tuple[tuple[str, str], ...] = ()
+    secret_names: tuple[str, ...] = ()
+
+
 class NoBody(Struct, frozen=True):
     """The body of a step kind that has no parameters."""
 
@@ -48,7 +65,7 @@ class NoBody(Struct, frozen=True):
 class Step(Struct, frozen=True, kw_only=True):
     """One node. ``body`` is the frozen value of the step's kind; ``origin`` the manifest line that asked for it.
 
-    ``injected`` secrets are added to requests of its commands, outside the workspace.
+    ``injected`` secrets are added to requests of its commands, outside the workspace; ``mcp_servers`` have their own.
     ``when``: ``success`` runs after needs that all succeeded, ``ended`` after needs that ran at all.
     ``repeated_on_fallback`` steps run again with each provider of the chain. ``post_agent`` steps follow an agent that
     has started, whatever becomes of it: when work ends before them, finalize begins with them. Commands of a step that
@@ -68,6 +85,7 @@ class Step(Struct, frozen=True, kw_only=True):
     mounts: tuple[PlannedMount, ...] = ()
     secrets: tuple[SecretGrant, ...] = ()
     injected: tuple[Injection, ...] = ()
+    mcp_servers: tuple[PlannedServer, ...] = ()
     repeated_on_fallback: bool = False
     post_agent: bool = False
     fills_disk: bool = False
@@ -75,7 +93,8 @@ class Step(Struct, frozen=True, kw_only=True):
 
     @property
     def secret_names(self) -> list[str]:
-        return [one.name for one in self.secrets] + [one.secret for one in self.injected]
+        own = [one.name for one in self.secrets] + [one.secret for one in self.injected]
+        return own + [name for server in self.mcp_servers for name in server.secret_names]
 
 
 class PlannedCluster(Struct, frozen=True, kw_only=True):

@@ -33,6 +33,15 @@ class Agent(Protocol):
         """
 
 
+class McpAccess(Struct, frozen=True, kw_only=True):
+    """An MCP server that a CLI may use, by streamable HTTP at ``url``; a call takes at most ``timeout_seconds``."""
+
+    name: str
+    url: str
+    timeout_seconds: float
+    tools: tuple[str, ...] = ()
+
+
 class ModelAccess(Confidential, frozen=True, kw_only=True):
     """The model of a CLI and how to reach it. Without a ``base_url`` the CLI talks to the provider itself.
 
@@ -48,6 +57,7 @@ class ModelAccess(Confidential, frozen=True, kw_only=True):
     skills: tuple[str, ...] = ()
     workspace: str = "/workspace"
     home: str = "/home/agent"
+    mcp_servers: tuple[McpAccess, ...] = ()
     extra_directories: tuple[str, ...] = ()  # further ones that its file tools must be able to read
 
 

@@ -33,6 +33,8 @@ def record_document(record: RunRecord) -> Json:
         "reported_usage": plain(record.reported_usage),
         "cluster": plain(record.cluster),
         "network": plain(list(record.network.values())),
+        "mcp_servers": dict(record.mcp_servers),
+        "mcp_calls": plain(list(record.mcp.values())),
         "argv": list(record.argv),
         "version": record.version,
         "commands": plain(record.commands),

@@ -18,7 +18,7 @@ from runner.core.sanitize import escape_unprintable
 from runner.events.record import RunRecord, StepRecord
 from runner.report.format import commands
 from runner.report.run_files import Account, blamed, used
-from runner.report.text import isolation_line, network_line
+from runner.report.text import isolation_line, mcp_lines, network_line
 
 HOST = "localhost"  # reports go where a host's name is nobody's business
 _MOST = 4096  # characters of a message or line
@@ -83,6 +83,7 @@ def _properties(account: Account) -> Iterator[tuple[str, str]]:
         "connections": reached[0] or None,
         "refused_connections": reached[1] or None,
         "network": network_line(record.network.values()) if record.network else None,
+        "mcp": "; ".join(mcp_lines(record)),
         "snapshot": record.snapshot.commit if record.snapshot is not None else None,
         "exit_code": record.exit_code,
     }

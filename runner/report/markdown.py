@@ -15,7 +15,7 @@ from runner.core.sanitize import escape_unprintable, sanitize
 from runner.report import compare
 from runner.report.format import MARKS, commands, duration
 from runner.report.run_files import Account
-from runner.report.text import cluster_line, isolation_line, network_line, usage_lines
+from runner.report.text import cluster_line, isolation_line, mcp_lines, network_line, usage_lines
 
 MOST = 1 << 20  # bytes of what GitHub shows of one step
 _WIDEST = 500  # characters of a line
@@ -74,6 +74,7 @@ def _run(account: Account) -> Iterator[str]:
         "agent ran": commands(record.commands) if record.commands is not None else "",
         "cluster": cluster_line(record.cluster) if record.cluster is not None else "",
         "network": network_line(record.network.values()) if record.network else "",
+        "mcp": "; ".join(mcp_lines(record)),
         "snapshot": record.snapshot.commit if record.snapshot is not None else "",
     }
     listed = "".join(f"- {name} {code(value)}\n" for name, value in facts.items() if value)

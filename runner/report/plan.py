@@ -164,6 +164,9 @@ def _rows(step: Step, run: RunPlan) -> Iterator[Row]:
         yield from (Row(step="", what=words) for words in filter(None, [_version(step, run)]))
     yield from (Row(step="", what=part, origin=origin) for origin, part in _mounts(step))
     yield from (Row(step="", what=part, origin=origin) for origin, part in _hosts(step))
+    for server in step.mcp_servers:
+        yield Row(step="", what=server.what, origin=server.origin)
+        yield from (Row(step="", what=f"  {part}", origin=origin) for part, origin in server.lines)
     yield from (Row(step="", what=_secret(given), origin=given.origin) for given in step.secrets)
     yield from (Row(step="", what=f"adds {one}, outside", origin=one.origin) for one in step.injected)
     limited = run.origins.get(f"timeouts.{step.kind}", step.origin)

@@ -28,7 +28,7 @@ from runner.report.format import (
 )
 from runner.report.run_files import Account, blamed, used
 from runner.report.symptoms import symptom
-from runner.report.text import class_line, cluster_line, network_line, status_word
+from runner.report.text import class_line, cluster_line, mcp_lines, network_line, status_word
 from runner.report.triage import Header, trouble
 
 NEWS = 5.0  # seconds that a live line shows what was done to a command whose step goes on
@@ -173,6 +173,7 @@ def ending(account: Account, *, several: bool = False) -> Iterator[str]:
     yield from _violations(account)
     if record.cluster is not None:
         yield f"  cluster    {cluster_line(record.cluster)}"
+    yield from (f"  mcp        {line}" for line in mcp_lines(record))
     if record.network:
         yield f"  network    {network_line(record.network.values())}"
     yield from (f"  LEFT BEHIND  {left}" for left in record.left_behind)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runner.core.model import IsolationClass, Reason, Status
+from runner.core.model import IsolationClass, McpVerdict, Reason, Status
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.events.events import AgentCommitsImported
-from runner.events.record import ClusterUse, HostUse, RunRecord, StepRecord
+from runner.events.record import ClusterUse, HostUse, McpUse, RunRecord, StepRecord
 from runner.report.format import MARKS, brief, commands, duration, isolation, open_network, size, stop_stage, usage
 from runner.report.run_files import blamed
 from runner.triage.budget import sizes
@@ -48,6 +48,7 @@ def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
         yield f"  agent ran  {commands(record.commands)}"
     if record.cluster is not None:
         yield f"  cluster    {cluster_line(record.cluster)}"
+    yield from (f"  mcp        {line}" for line in mcp_lines(record))
     if record.network:
         yield f"  network    {network_line(record.network.values())}"
     for _, message in record.warnings:
@@ -94,6 +95,36 @@ def cluster_line(used: ClusterUse) -> str:
     counts = [plural(used.requests, "request"), _counted(used.refused, "refused")]
     counts += [_counted(used.failed, "failed")] if used.failed else []
     return f"{used.context}: {', '.join(counts)}"
+
+
+def mcp_lines(record: RunRecord) -> Iterator[str]:
+    """Say of each MCP server how many calls its tools answered, and which ended otherwise."""
+    for server in dict.fromkeys([*record.mcp_servers, *(name for name, _, _ in record.mcp)]):
+        uses = [one for one in record.mcp.values() if one.server == server]
+        answered = [one for one in uses if one.verdict is McpVerdict.ANSWERED]
+        others = sorted((one for one in uses if one.verdict is not McpVerdict.ANSWERED), key=_most_called)
+        answered.sort(key=_most_called)
+        text = f"{server}: {plural(sum(one.calls for one in uses), 'call')}"
+        text += _named([f"{one.tool} {one.calls}" if one.tool else "" for one in answered])
+        if others:
+            told = [f"{one.tool} {one.verdict}".strip() for one in others]
+            text += f"; {sum(one.calls for one in others)} of them not answered{_named(told)}"
+        yield text
+
+
+def mcp_uses(record: RunRecord) -> list[McpUse]:
+    """Return the calls of each tool, by server, those that were answered and made most often first."""
+    return sorted(record.mcp.values(), key=lambda one: (one.server, one.verdict.refused, *_most_called(one)))
+
+
+def calls(use: McpUse) -> str:
+    """Say what went to and came from a tool, and how long it took."""
+    each = use.seconds / max(use.calls, 1)
+    return f"{use.verdict}, {size(use.sent_bytes)} out, {size(use.received_bytes)} in, {each:.3f} s each"
+
+
+def _most_called(use: McpUse) -> tuple[int, str]:
+    return -use.calls, use.tool
 
 
 def network_line(uses: Collection[HostUse]) -> str:

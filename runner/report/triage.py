@@ -21,7 +21,7 @@ from runner.events import events as ev
 from runner.events.record import RunRecord, StepRecord
 from runner.report.format import MARKS, commands, cost, count, duration, open_network, pull_line, wrapped
 from runner.report.run_files import blamed, used
-from runner.report.text import cluster_line, isolation_line, network_line
+from runner.report.text import cluster_line, isolation_line, mcp_lines, network_line
 from runner.triage.sections import section, sections_of
 
 WIDEST = 1_000  # characters of a line
@@ -135,6 +135,16 @@ def live_line(record: RunRecord, header: Header, now: int, doing: str = "") -> s
     return sanitize(f"{line}   {doing}".rstrip(), WIDEST)
 
 
+def _reached(record: RunRecord) -> Iterator[str]:
+    """Yield what commands have asked of others."""
+    if record.cluster is not None:
+        yield from _labelled("Cluster", cluster_line(record.cluster))
+    for line in mcp_lines(record):
+        yield from _labelled("MCP", line)
+    if record.network:
+        yield from _labelled("Network", network_line(record.network.values()))
+
+
 def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
     """Yield how it ended, and what a person does next."""
     yield from _headline(record, header)
@@ -152,10 +162,7 @@ def closing(record: RunRecord, header: Header, found: Result) -> Iterator[str]:
             yield from _labelled("Last words", f'"{found.words[-_WORDS:]}"')
     if record.commands is not None:
         yield from _labelled("Commands", commands(record.commands))
-    if record.cluster is not None:
-        yield from _labelled("Cluster", cluster_line(record.cluster))
-    if record.network:
-        yield from _labelled("Network", network_line(record.network.values()))
+    yield from _reached(record)
     if found.report and found.place is not None:
         label = "Report" if record.status is Status.SUCCEEDED else "Draft"
         yield f"  {label:<10}  {shown_path(found.place, found.here)}"

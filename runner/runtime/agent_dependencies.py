@@ -9,6 +9,7 @@ from msgspec import Struct
 from runner.ports.agent import Agent
 from runner.ports.cluster import ClusterGateway
 from runner.ports.gateway import Api, Gateway
+from runner.ports.mcp import OpenMcp
 from runner.ports.network import OpenEgress
 
 
@@ -19,5 +20,6 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
     gateway: Gateway
     cluster: ClusterGateway
     open_egress: OpenEgress
+    mcp: OpenMcp
     model_key: Callable[[Api], str]  # for an agent that is to have it; raises ``KeyMissing``
     model_url: Callable[[Api], str | None]  # where it goes with it, ``None`` for the provider; raises ``UsageError``

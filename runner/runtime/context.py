@@ -25,6 +25,7 @@ from runner.events import events as ev
 from runner.lifecycle.backoff import SLOW, pauses
 from runner.plan.model import RunPlan
 from runner.ports.git import Author, Git, Snapshot
+from runner.ports.mcp import Lists
 from runner.ports.provider import Paths, Probe, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.runtime.agent_dependencies import AgentDependencies
 from runner.runtime.lease_holder import Emit, LeaseHolder
@@ -93,6 +94,12 @@ async def boundless(workspace: str) -> None:
     await trio.lowlevel.checkpoint()
 
 
+async def everything(key: str, found: Lists) -> Lists:
+    """Approve all that a server lists."""
+    await trio.lowlevel.checkpoint()
+    return found
+
+
 def never(provider: str) -> None:
     """Remember no probe."""
 
@@ -118,6 +125,7 @@ class RunDependencies(AgentDependencies, frozen=True, kw_only=True):
     room: Callable[[str], Awaitable[None]] = boundless
     evict_layers: Callable[[], None] = lambda: None
     seen: Callable[[str], Probe | None] = never
+    approve_mcp: Callable[[str, Lists], Awaitable[Lists]] = everything  # what was approved of a server, by its key
     random_hex: Callable[[int], str] = token_hex  # of so many bytes; nobody can guess it
 
 

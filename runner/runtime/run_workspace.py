@@ -18,6 +18,7 @@ class RunWorkspace(Struct, kw_only=True):
     provider_name: str | None = None  # of the chain of providers
     rejected_providers: dict[str, str] = {}  # those that were tried, or could not be, with the reason
     abandoned: dict[str, Provider] = {}  # workspaces that were fallen back from and are still there
+    servers: dict[str, Provider] = {}  # workspaces of MCP servers, which are there until the run ends
     inputs: tuple[str, ...] = ()  # the incident's files, when they lie in the tree
     injected_files: dict[str, str] = {}  # files of the runner's own in the tree, with the digest of each
     protected: dict[str, str] = {}  # what was there before any command, as ``path_digests.digests`` tells it

@@ -17,6 +17,7 @@ from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
 from runner.manifest.network import TOOLS
+from runner.manifest.used_mcp import used_servers
 from runner.policy.paths import check_pattern
 from runner.policy.protected import check_protected
 from runner.policy.toolchains import check_toolchain
@@ -65,7 +66,7 @@ def missing_faults(selected: Selected, missing: Iterable[Missing]) -> Iterator[R
         yield type(one.error)(one.error.message, at=_place(selected, one), hint=one.error.hint)
 
 
-def _place(selected: Selected, missing: Missing) -> Place:
+def _place(selected: Selected, missing: Missing) -> Place:  # noqa: PLR0911  # one for each thing
     agent, run = selected.agent_type, selected.run
     match missing.what:
         case (
@@ -80,6 +81,9 @@ def _place(selected: Selected, missing: Missing) -> Place:
             return agent.place("script")
         case Wanted.SKILL:
             return agent.place("skills", selected.agent.skills.index(missing.skill))
+        case Wanted.MCP:
+            names = [one.name for one in used_servers(selected.agent.mcp_servers)]
+            return agent.place("mcp_servers", names.index(missing.skill))
         case Wanted.INCIDENT:
             return run.place(*selected.incident_keys)
         case Wanted.CLUSTER:

@@ -24,6 +24,7 @@ from runner.spec.checkout import (
     uses_keys,
 )
 from runner.spec.cluster import WantedCluster, untrusted_cluster, wanted_cluster
+from runner.spec.mcp import WantedServer, untrusted_mcp, wanted_servers
 from runner.spec.model import Command, DependencySpec
 from runner.spec.secrets import untrusted_secrets
 from runner.spec.select import Selected, project_root, repository_root
@@ -50,6 +51,7 @@ class FactsRequest(Struct, frozen=True, kw_only=True):
     uses_keys: bool  # the repository is reached with the ssh keys or the netrc of this host's user
     cluster: WantedCluster | None
     tools: tuple[str, ...]  # whose hosts networks name
+    mcp_servers: tuple[WantedServer, ...] = ()
 
 
 def facts_request(
@@ -92,6 +94,7 @@ def facts_request(
         and uses_keys(checkout.url, settings.git_credentials),
         cluster=wanted_cluster(selected, settings),
         tools=() if untrusted else selected.tools,
+        mcp_servers=wanted_servers(selected, settings),
     )
     return request, findings
 
@@ -159,6 +162,8 @@ def untrusted_faults(selected: Selected, want: FactsRequest) -> list[RunnerError
         findings.append(Untrusted(message, at=at, hint="write credentials: gateway, or leave it out"))
     findings += untrusted_secrets(selected)
     findings += untrusted_cluster(selected)
+    host = selected.host_policy
+    findings += untrusted_mcp(selected, named=(selected.policy(host).mcp_servers or ()) if host is not None else ())
     if want.incident is not None and not want.incident.is_relative_to(project_root(selected, selected.run)):
         at = selected.run.place(*selected.incident_keys)
         message = f"an untrusted manifest may not have `{want.incident}` for its incident"

@@ -15,7 +15,7 @@ from runner.core.hosts import NetworkSpec
 from runner.core.injection import Injection
 from runner.core.model import Budget, Checkout, Feature, IsolationClass, Limits, Mount, Pull
 from runner.manifest.load import DEFAULTS
-from runner.plan.model import PlannedMessage, PlannedWebhook
+from runner.plan.model import PlannedMessage, PlannedWebhook, SecretGrant
 from runner.spec.checkout import TaskContext
 
 if TYPE_CHECKING:
@@ -132,14 +132,27 @@ class Wanted(StrEnum):
     SUBMODULES = "repo_source.submodules"
     LFS = "repo_source.lfs"
     AGENTS_FILE = "agents file"
+    MCP = "mcp server"
 
 
 class Missing(Struct, frozen=True):
-    """A thing that a run does not get, and why; ``skill`` is the name of a skill."""
+    """A thing that a run does not get, and why; ``skill`` is the name of a skill, or of a server."""
 
     what: Wanted
     error: RunnerError
     skill: str = ""
+
+
+class McpFact(Struct, frozen=True, kw_only=True):
+    """The place of a hosted server: the provider, how it isolates, what pins the image, and what is lent to it."""
+
+    provider: str = ""
+    isolation: IsolationClass | None = None
+    image: str | None = None
+    lent: Lent = Lent()
+
+    def pinned(self) -> dict[str, object]:
+        return {"provider": self.provider, "image": self.image}
 
 
 class RunFacts(Struct, frozen=True, kw_only=True):
@@ -149,7 +162,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     project. ``lock_files`` are the files that dependencies are made from, by path, with the hash of each.
     ``incident`` is the incident's document for templates, and ``incident_files`` are ``None`` without one;
     ``left_out`` says which of its files no agent sees. ``skills`` are files by their paths below the skill's name.
-    ``networks`` are the hosts that tools are configured to use, by the tool's name.
+    ``networks`` are the hosts that tools are configured to use, by the tool's name; ``mcp`` the places of servers.
     Resolving reports what is ``missing`` at its place, and with any of it there is no plan.
     """
 
@@ -168,6 +181,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
     incident_files: Mapping[str, ContextFile] | None = None
     left_out: str = ""
     networks: Mapping[str, NetworkSpec] = {}
+    mcp: Mapping[str, McpFact] = {}
     missing: tuple[Missing, ...] = ()
 
     @property
@@ -198,6 +212,7 @@ class RunFacts(Struct, frozen=True, kw_only=True):
                 for kind, files in self.files.items()
             },
             "networks": {tool: one.pinned() for tool, one in self.networks.items()},
+            "mcp_servers": {name: one.pinned() for name, one in self.mcp.items()},
         }
         return {name: value for name, value in found.items() if value}
 
@@ -232,6 +247,7 @@ class PolicySpec(Struct, frozen=True, kw_only=True):
     providers: tuple[str, ...] | None
     min_isolation: IsolationClass
     secrets: tuple[str, ...] | None = None
+    mcp_servers: tuple[str, ...] | None = None
     network: Mapping[str, NetworkSpec] | None = None  # by step
 
     @property
@@ -327,6 +343,82 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     plug_in_sha256: str = ""
 
 
+class HostedServer(Struct, frozen=True, kw_only=True):
+    """A server in a sandbox of its own. ``manifest`` is the line of its document, ``key`` the name of what was approved
+    of it: another command, image or environment is another server.
+    """
+
+    manifest: str
+    key: str
+    command: Command
+    provider: str
+    base_image: str | None
+    image: str | None
+    toolchains: tuple[str, ...]
+    env: Mapping[str, str]
+    network: NetworkSpec
+    limits: Limits
+    secrets: tuple[SecretGrant, ...]
+    injected: tuple[Injection, ...]
+    restart: str
+    health_interval: float
+    health_timeout: float
+
+
+class RemoteServer(Struct, frozen=True, kw_only=True):
+    """A server elsewhere. ``network`` is the one host that it is reached at, ``key`` as for a hosted one."""
+
+    url: str
+    key: str
+    network: NetworkSpec
+    injection: Injection | None
+
+
+class McpServer(Struct, frozen=True, kw_only=True):
+    """A server that an agent may use: ``hosted``, or ``remote``. Of its ``tools`` the agent gets those that are there,
+    of ``None`` all. ``passed`` are the capabilities of the agent that it may use, ``timeout`` is that of a call.
+    """
+
+    name: str
+    origin: str
+    tools: tuple[str, ...] | None
+    only_tools: bool
+    max_calls: int | None
+    timeout: float
+    passed: tuple[str, ...] = ()
+    hosted: HostedServer | None = None
+    remote: RemoteServer | None = None
+
+    @property
+    def key(self) -> str:
+        found = self.hosted or self.remote
+        return found.key if found is not None else self.name
+
+    @property
+    def network(self) -> NetworkSpec:
+        found = self.hosted or self.remote
+        return found.network if found is not None else NetworkSpec()
+
+    @property
+    def injected(self) -> tuple[Injection, ...]:
+        if self.hosted is not None:
+            return self.hosted.injected
+        return (self.remote.injection,) if self.remote is not None and self.remote.injection is not None else ()
+
+    @property
+    def secret_names(self) -> list[str]:
+        given = self.hosted.secrets if self.hosted is not None else ()
+        return [one.name for one in given] + [one.secret for one in self.injected]
+
+    def pinned(self) -> object:
+        """Return all that decides what the agent gets, without where it is written."""
+        hosted, remote = self.hosted, self.remote
+        place: list[object] = [remote.url, str(remote.injection)] if remote is not None else []
+        if hosted is not None:
+            place = [hosted.key, hosted.image, hosted.limits, sorted(self.secret_names)]
+        return [self.name, self.tools, self.only_tools, self.max_calls, self.passed, self.network.pinned(), *place]
+
+
 class CommandCheck(Struct, frozen=True):
     argv: Command
     timeout_seconds: float | None
@@ -416,6 +508,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     namespace: str | None = None  # of the incident: as the manifest says, else as the incident itself does
     cluster: ClusterSpec | None = None
     skills: tuple[str, ...] = ()
+    mcp_servers: tuple[McpServer, ...] = ()
 
 
 def no_image(spec: RunSpec, provider: str) -> RunnerError:

@@ -63,6 +63,7 @@ def policy_spec(document: Document, sets: Mapping[str, NetworkSpec]) -> PolicySp
         providers=tuple(spec.providers) if spec.providers is not None else None,
         min_isolation=IsolationClass(spec.min_isolation),
         secrets=tuple(spec.secrets) if spec.secrets is not None else None,
+        mcp_servers=tuple(spec.mcp_servers) if spec.mcp_servers is not None else None,
         network=networks_of(document, network, "network", whole=STEPS, sets=sets) if network is not None else None,
     )
 

@@ -30,6 +30,7 @@ from runner.spec.demands import demands_of, limits_of, protected_paths_of, warm_
 from runner.spec.document_faults import document_faults, missing_faults, template_faults
 from runner.spec.facts_request import FactsRequest, argv_of, facts_request
 from runner.spec.incident import incident_advice
+from runner.spec.mcp import mcp_faults, mcp_secrets, mcp_servers_of
 from runner.spec.messages import message_faults, messages_of, webhook_of
 from runner.spec.model import (
     CommandCheck,
@@ -97,6 +98,8 @@ def resolve(
     task = TaskContext(**dict(run.task)) if run.task else TaskContext()
     findings += message_faults(selected, untrusted=untrusted)
     messages, secrets = messages_of(selected)
+    servers = mcp_servers_of(selected, found, network_sets(selected, found))
+    findings += mcp_faults(selected, servers, found, policies)
     spec = RunSpec(
         name=name,
         origin=selected.run.origin(),
@@ -150,7 +153,8 @@ def resolve(
         group=selected.group,
         max_parallel=run.matrix.max_parallel if run.matrix else None,
         outputs={output: found.file for output, found in run.outputs.items()},
-        secrets=(*secrets_of(selected), *secrets),
+        secrets=(*secrets_of(selected), *secrets, *mcp_secrets(selected)),
+        mcp_servers=servers,
         webhook=webhook_of(selected),
         messages=messages,
         skills=tuple(agent.skills),

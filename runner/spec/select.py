@@ -29,6 +29,7 @@ from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
 from runner.manifest.network import TOOLS, HostList, names_in
+from runner.manifest.used_mcp import used_servers
 from runner.plan.graph import Graph
 
 RUNS = 10_000  # of all documents, each member of a matrix counted
@@ -55,6 +56,7 @@ class Selected(Struct, frozen=True, kw_only=True):
     model: tuple[str, int] | None = None
     needs: tuple[str, ...] = ()
     network_sets: tuple[Document, ...] = ()
+    mcp_servers: tuple[Document, ...] = ()
     host_policy: Document | None = None
 
     @property
@@ -85,7 +87,8 @@ class Selected(Struct, frozen=True, kw_only=True):
     @property
     def tools(self) -> tuple[str, ...]:
         """Return the tools whose hosts its networks name."""
-        named = _names(self.agent_type, *self.policies).union(*(names_in(_hosts(one)) for one in self.network_sets))
+        named = _names(self.agent_type, *self.policies, servers=self.mcp_servers)
+        named = named.union(*(names_in(_hosts(one)) for one in self.network_sets))
         return tuple(tool for tool in TOOLS if tool in named)
 
     @property
@@ -97,7 +100,7 @@ class Selected(Struct, frozen=True, kw_only=True):
     def documents(self) -> tuple[Document, ...]:
         project = (self.project,) if self.project else ()
         host = (self.host_policy,) if self.host_policy else ()
-        return (self.run, self.agent_type, *self.policies, *host, *project, *self.network_sets)
+        return (self.run, self.agent_type, *self.policies, *host, *project, *self.network_sets, *self.mcp_servers)
 
 
 def select(
@@ -204,7 +207,7 @@ class _Known:
             return self.of(kind)[name] if name is not None else None
         if self.hidden(kind, name):
             return None
-        words = {"AgentType": "agent type"}.get(kind, kind.lower())
+        words = {"AgentType": "agent type", "McpServer": "MCP server"}.get(kind, kind.lower())
         message = f"`{name}` is not a known {words}"
         others = f"no {words} is in what was read: name the folder that has it"
         hint = nearest(name, self.of(kind)) if self.of(kind) else others
@@ -241,6 +244,7 @@ def _members(
             )
             continue
         policies = _policies(run, agent, project, known, findings) or (defaults["Policy"],)
+        servers = _mcp_servers(agent, known, findings)
         name = f"{run.name}.{label}" if label else run.name
         member = Selected(
             name=name,
@@ -251,7 +255,10 @@ def _members(
             incident=incident,
             incident_keys=incident_keys,
             model=model,
-            network_sets=tuple(one for name, one in known.of("NetworkSet").items() if name in _names(agent, *policies)),
+            network_sets=tuple(
+                one for name, one in known.of("NetworkSet").items() if name in _names(agent, *policies, servers=servers)
+            ),
+            mcp_servers=servers,
         )
         left.take(run, member.documents)
         members.append(member)
@@ -319,11 +326,22 @@ def _hosts(network_set: Document) -> HostList:
     return network_set.spec
 
 
-def _names(agent: Document, *policies: Document) -> set[str]:
+def _names(agent: Document, *policies: Document, servers: Sequence[Document] = ()) -> set[str]:
     """Return the words of networks that may be names of sets."""
     assert isinstance(agent.spec, AgentTypeSpec)
-    ceilings = (getattr(policy.spec, "network") for policy in policies)  # noqa: B009  # of its kind
-    return names_in(agent.spec.workspace.network).union(*(names_in(one) for one in ceilings if one is not None))
+    others = (getattr(one.spec, "network") for one in (*policies, *servers))  # noqa: B009  # of these kinds
+    return names_in(agent.spec.workspace.network).union(*(names_in(one) for one in others if one is not None))
+
+
+def _mcp_servers(agent: Document, known: _Known, findings: list[RunnerError]) -> tuple[Document, ...]:
+    """Return the documents of the servers that an agent uses by name."""
+    assert isinstance(agent.spec, AgentTypeSpec)
+    found: list[Document] = []
+    for at, used in enumerate(used_servers(agent.spec.mcp_servers)):
+        keys = ("mcp_servers", at) if isinstance(agent.spec.mcp_servers[at], str) else ("mcp_servers", at, "name")
+        document = known.find("McpServer", used.name, agent, keys, findings) if used.url is None else None
+        found += [document] if document is not None else []
+    return tuple(found)
 
 
 def _project_faults(project: Document) -> Iterator[RunnerError]:

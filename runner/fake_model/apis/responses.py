@@ -9,19 +9,27 @@ from typing import Any
 from runner.fake_model.api import FakeAnswer, FakeApi, ToolCall, Tools, event, pieces
 from runner.gateway.api import inner, objects
 
+_OF_MCP = "mcp__"  # begins the namespace of an MCP server
+
 
 class Responses:
     def tools(self, body: Mapping[str, Any]) -> Tools:
-        """List the tools of the request, of its items and of their namespaces."""
+        """List the tools of the request, of its items and of their namespaces; the name of one of an MCP server begins
+        with that of its namespace.
+        """
         places: list[Mapping[str, Any]] = [body, *objects(body.get("input"))]
         found: dict[str, Mapping[str, Any] | None] = {}
         while places:
-            for tool in objects(places.pop().get("tools")):
+            place = places.pop()
+            namespace = str(place.get("name")) if place.get("type") == "namespace" else ""
+            before = f"{namespace}__" if namespace.startswith(_OF_MCP) else ""
+            for tool in objects(place.get("tools")):
                 if tool.get("type") == "namespace":
                     places.append(tool)
                 else:
                     is_text = tool.get("type") == "custom"
-                    found[str(tool.get("name"))] = None if is_text else inner(tool, "parameters", "properties")
+                    name = f"{before}{tool.get('name')}"
+                    found[name] = None if is_text else inner(tool, "parameters", "properties")
         return found
 
     def body(self, answer: FakeAnswer) -> Mapping[str, Any]:
@@ -88,6 +96,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
     common = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "status": "completed"}
     if isinstance(call.arguments, str):
         return {**common, "type": "custom_tool_call", "namespace": "functions", "input": call.arguments}
+    if call.name.startswith(_OF_MCP) and (parts := call.name.removeprefix(_OF_MCP).partition("__"))[1]:
+        common |= {"namespace": f"{_OF_MCP}{parts[0]}", "name": parts[2]}
     return {**common, "type": "function_call", "arguments": json.dumps(call.arguments)}
 
 

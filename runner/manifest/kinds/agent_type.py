@@ -53,6 +53,7 @@ from runner.manifest.kinds._fields import (
 )
 from runner.manifest.network import Network
 from runner.manifest.secret_source import SecretSource
+from runner.manifest.used_mcp import UsedServers
 
 KIND = "AgentType"
 
@@ -76,7 +77,7 @@ def _all_agents() -> Sequence[str]:
 AgentName = Annotated[str, one_of(_agents, _all_agents), Field(json_schema_extra=listing(_agents))]
 SecretStep = Annotated[str, one_of(_steps_with_secrets), Field(json_schema_extra=listing(_steps_with_secrets))]
 
-_OF_MODELS = ("model", "budget", "credentials", "cli_tools")  # fields that say what an agent may use, and how
+_OF_MODELS = ("model", "budget", "credentials", "cli_tools", "mcp_servers")  # what an agent may use, and how
 
 
 def _tools_of(agent: str, names: Sequence[str]) -> JsonDict:
@@ -395,6 +396,7 @@ def _say_what_each_agent_has(schema: JsonDict) -> None:
     no_model: JsonDict = {
         "script": _WRITTEN,
         "credentials": False,
+        "mcp_servers": False,
         **dict.fromkeys(("model", "budget", "cli_tools"), _NULL),
     }
     schema |= {
@@ -434,6 +436,10 @@ class Spec(Body):
     prompt: Prompt = Field(description="Prompts of the agent.")
     skills: SkillNames = Field(
         description="Skills of this installation that the agent is shown, below `/skills` and where its CLI looks."
+    )
+    mcp_servers: UsedServers = Field(
+        description="MCP servers that the agent may use, each by the name of its `McpServer`, or a block. It reaches"
+        " them through the runner, which judges and records each call."
     )
     policy: str | None = Field(None, description="A policy by name; it adds to that of the run.")
     env: Environment = Field(description="Environment variables of the agent and its hooks; values are templates.")

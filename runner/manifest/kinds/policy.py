@@ -29,6 +29,11 @@ class Spec(Body):
         description="The secrets that may be given to steps, by name; left out, every one.",
         json_schema_extra={"uniqueItems": True},
     )
+    mcp_servers: Annotated[list[Text], AfterValidator(no_repeats)] | None = Field(
+        None,
+        description="The MCP servers that agents may use, by name; left out, every one.",
+        json_schema_extra={"uniqueItems": True},
+    )
     network: Annotated[Network | None, AfterValidator(without_credentials)] = Field(
         None,
         json_schema_extra=CEILING,

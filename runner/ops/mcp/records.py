@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from runner.core.codec import decode, encode
 from runner.core.errors import UnknownMcpServer, nearest
 from runner.core.sanitize import excerpt
+from runner.ports.mcp import Lists
 from runner.ports.store import EntryRow, Reader, Store
 
 KIND = "mcp_server"
@@ -34,7 +35,9 @@ class Approved(Struct, frozen=True, kw_only=True):
 
 
 class HostedRecord(Struct, frozen=True, kw_only=True):
-    """A hosted server. ``since`` is the time of its last change, in microseconds since the epoch, UTC.
+    """A hosted server, or one of runs, whose name ends in ``@`` and a digest of what is started.
+
+    ``since`` is the time of its last change, in microseconds since the epoch, UTC.
 
     ``folder`` has its manifest. ``seen`` is what it has, ``approved`` what was consented to. ``restarts`` counts those
     that a person asked for, ``crashes`` those since the host has started.
@@ -81,6 +84,25 @@ async def change(store: Store, name: str, of: Callable[[HostedRecord], HostedRec
         row = EntryRow(kind=KIND, name=name, body=body, version=rows[0].version if rows else 0)
         if await store.put_entry(row) is not None:
             return after
+
+
+async def approve_first(store: Store, name: str, found: Lists) -> Lists:
+    """Note what the server of a run lists. Return what of it is as it was approved; the first of each list is."""
+
+    def seen(one: HostedRecord) -> HostedRecord:
+        first = {kind: items for kind, items in found.items() if getattr(one.approved, kind) is None}
+        state = "of runs" if one.state == "starting" else one.state
+        return replace(one, state=state, seen=replace(one.seen, **found), approved=replace(one.approved, **first))
+
+    return approved_of(await change(store, name, seen), found)
+
+
+def approved_of(record: HostedRecord, found: Lists) -> Lists:
+    """Return what of each list is as it was approved."""
+    return {
+        kind: {key: item for key, item in items.items() if (getattr(record.approved, kind) or {}).get(key) == item}
+        for kind, items in found.items()
+    }
 
 
 async def ask_restart(store: Store, name: str) -> HostedRecord:

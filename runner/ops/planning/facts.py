@@ -40,6 +40,7 @@ from runner.spec.model import (
     ContextFile,
     Facts,
     Lent,
+    McpFact,
     Missing,
     PartsFact,
     PolicyFile,
@@ -168,8 +169,10 @@ class _Look(Struct, kw_only=True, dict=True):
             for tool, planned in known.networks.items():
                 if networks.get(tool) != planned:
                     raise StalePlan(f"`{tool}` is configured to use other hosts than was planned", hint="plan again")
+        servers = await self._servers(want, known, missing)
         return replace(
             beside,
+            mcp=servers,
             networks=networks,
             commit=commit,
             parts=parts,
@@ -195,6 +198,16 @@ class _Look(Struct, kw_only=True, dict=True):
         with _noting(missing, Wanted.SUBMODULES):
             return await find_parts(want, commit.commit, self.git, self.settings, there)
         return PartsFact()
+
+    async def _servers(self, want: FactsRequest, known: RunFacts, missing: list[Missing]) -> Mapping[str, McpFact]:
+        """Find the places of the MCP servers of a run."""
+        if not want.mcp_servers:
+            return {}
+        from runner.ops.planning.mcp_servers import place_servers  # which most runs do without
+
+        servers, lacking = await place_servers(want, self.settings, self.probes, known.mcp)
+        missing += lacking
+        return servers
 
     async def _networks(self, want: FactsRequest, commit: CommitFact | None) -> Mapping[str, NetworkSpec]:
         """Ask the tools of this host and the repository for the hosts that they use."""
@@ -251,7 +264,8 @@ async def _probe_all(
     """Probe all providers of the runs at once, and read the files beside the manifests meanwhile."""
     import trio  # callers that only need names do without
 
-    names = dict.fromkeys(name for want in wanted for name in want.providers)
+    hosts = (name for want in wanted for server in want.mcp_servers for name in server.providers)
+    names = dict.fromkeys([*(name for want in wanted for name in want.providers), *hosts])
     found: dict[str, Probe | RunnerError | OSError | None] = dict.fromkeys(names)
 
     async def probe(name: str) -> None:

@@ -29,8 +29,9 @@ from runner.ops.runs.secret_values import check_secrets
 from runner.plan.model import RunPlan, network_of
 from runner.ports.agent import Agent, ModelAgent
 from runner.ports.gateway import Gateway
+from runner.ports.mcp import Approve, McpCall, McpGrant, McpSession
 from runner.ports.network import Credential, EgressConnection, EgressSession
-from runner.ports.provider import PATH, Images, program_directory
+from runner.ports.provider import PATH, Images, Reader, Writer, program_directory
 from runner.runtime.agent_dependencies import AgentDependencies
 from runner.spec.model import Facts
 from runner.steps.agent.plan import AgentBody
@@ -48,6 +49,7 @@ def outside_of(settings: Settings, gateway: Gateway | None = None, redact: Redac
         gateway=gateway or ModelGateway(settings),
         cluster=Clusters(settings, redact),
         open_egress=partial(_open_egress, settings.reach),
+        mcp=_Mcp(settings.reach),
         model_key=lambda api: usable_key(settings.model_keys[api.value]),
         model_url=lambda api: settings.own_model_url(api.value),
     )
@@ -62,6 +64,31 @@ def _open_egress(
     from runner.network.proxy import open_egress  # with all that HTTP takes, which most runs do without
 
     return open_egress(allowed, tell, credentials, reach=reach)
+
+
+class _Mcp:
+    """Opens bridges to MCP servers, with all that HTTP takes, which most runs do without."""
+
+    def __init__(self, reach: Mapping[str, str]) -> None:
+        self._reach = reach
+
+    def bridge(
+        self, grant: McpGrant, approve: Approve, tell: Callable[[str], None], on_call: Callable[[McpCall], None]
+    ) -> AbstractAsyncContextManager[McpSession]:
+        from runner.mcp.endpoint import open_bridge
+
+        return open_bridge(grant, approve, tell, on_call)
+
+    def reach(
+        self,
+        url: str,
+        allowed: NetworkSpec,
+        credential: Credential | None,
+        tell: Callable[[EgressConnection], None],
+    ) -> AbstractAsyncContextManager[tuple[Writer, Reader]]:
+        from runner.mcp.remote import reach
+
+        return reach(url, allowed, credential, tell, environment=self._reach)
 
 
 async def refuse(

@@ -23,6 +23,7 @@ from runner.ops.planning.refusals import outside_of
 from runner.ops.pool.handoff import warm
 from runner.ops.runs.secret_values import make_redactor
 from runner.ops.workspaces.capacity import require_room
+from runner.ports.mcp import Lists
 from runner.ports.sink import Sink
 from runner.ports.store import Store
 from runner.runtime.agent_dependencies import AgentDependencies
@@ -47,6 +48,11 @@ def dependencies_of(
     async def room(workspace: str) -> None:
         await require_room(store, settings.max_workspaces, workspace)
 
+    async def approve_mcp(key: str, found: Lists) -> Lists:
+        from runner.ops.mcp.records import approve_first  # which most runs do without
+
+        return await approve_first(store, key, found)
+
     redact = make_redactor(settings) if redactor is None else redactor
     return RunDependencies(
         **asdict(outside or outside_of(settings, redact=redact)),
@@ -61,6 +67,7 @@ def dependencies_of(
         room=room,
         evict_layers=partial(mirror.evict, settings.home / LAYERS, settings.dependencies_limit),
         redact=redact,
+        approve_mcp=approve_mcp,
     )
 
 

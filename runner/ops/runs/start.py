@@ -184,7 +184,7 @@ async def start_in(
     check_messages(planned.plan.runs, values)
     await _record_projects(planned, store)
     most = settings.max_workspaces
-    everything = trio.CapacityLimiter(max(most - len(await store.workspaces()), 1))  # else the first run is refused
+    everything = trio.CapacityLimiter(_room(planned.plan.runs, most - len(await store.workspaces())))
     groups = {plan.group: trio.CapacityLimiter(plan.max_parallel or most) for plan in planned.plan.runs}
 
     async def one(name: str) -> None:
@@ -267,6 +267,15 @@ def _seen(planned: PlanResult, provider: str) -> Probe | None:
     found = planned.facts.probes.get(provider)
     fresh = time.monotonic() - planned.probed < FRESH_SECONDS
     return found if fresh and found is not None and found.available else None
+
+
+def _room(plans: Sequence[RunPlan], left: int) -> int:
+    """Return how many runs fit at once, each with a workspace for itself and one for each MCP server in a sandbox.
+
+    At least one, which is then refused.
+    """
+    servers = (sum(bool(one.command) for step in plan.steps for one in step.mcp_servers) for plan in plans)
+    return max(left // (1 + max(servers, default=0)), 1)
 
 
 async def _record_projects(planned: PlanResult, store: Store) -> None:

@@ -17,7 +17,7 @@ from runner.core.errors import KeyInside
 from runner.core.model import Outcome, Reason, failed
 from runner.core.nurseries import open_services
 from runner.events import events as ev
-from runner.ports.agent import AgentResult, AgentSetup, ModelAccess, ModelAgent
+from runner.ports.agent import AgentResult, AgentSetup, McpAccess, ModelAccess, ModelAgent
 from runner.ports.gateway import ModelGrant, ModelRequest, ModelSession
 from runner.ports.provider import Workspace
 from runner.runtime.agent_dependencies import AgentDependencies
@@ -84,7 +84,14 @@ class Way(Struct, frozen=True):
 
 @asynccontextmanager
 async def open_way(
-    agent: ModelAgent, model: ModelSpec, run: RunContext, workspace: Workspace, step: str, *, skills: tuple[str, ...]
+    agent: ModelAgent,
+    model: ModelSpec,
+    run: RunContext,
+    workspace: Workspace,
+    step: str,
+    *,
+    skills: tuple[str, ...],
+    mcp_servers: tuple[McpAccess, ...] = (),
 ) -> AsyncIterator[Way]:
     """Connect an agent to its model for the length of the block. Raises what opening a session and listening raise."""
     paths = workspace.paths
@@ -95,6 +102,7 @@ async def open_way(
         max_turns=model.budget.turns,
         tools=model.tools,
         skills=skills,
+        mcp_servers=mcp_servers,
         workspace=paths.workspace,
         home=paths.home,
         extra_directories=(paths.output, *incident, *((paths.skills,) if skills else ())),

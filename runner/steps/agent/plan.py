@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
+from runner.core.codec import digest
 from runner.core.hosts import NetworkSpec
 from runner.core.model import Feature
-from runner.plan.model import Step
+from runner.core.sanitize import excerpt
+from runner.plan.model import PlannedServer, Step
 from runner.runtime.mount_plan import MountPlan, mount_plan_of, planned_mounts
-from runner.spec.model import CliVersion, ClusterSpec, Facts, ModelSpec, RunSpec
+from runner.spec.model import CliVersion, ClusterSpec, Facts, McpServer, ModelSpec, RunSpec
 
 NEEDS = (("preload", "setup", "clone", "provision"),)
 TAKES_SECRETS = True
@@ -37,6 +40,7 @@ class AgentBody(Struct, frozen=True, kw_only=True):
     member: str = ""
     cli: CliVersion | None = None
     network: NetworkSpec = NetworkSpec()
+    mcp_servers: tuple[McpServer, ...] = ()
 
 
 BODY = AgentBody
@@ -44,8 +48,13 @@ BODY = AgentBody
 
 def inputs(body: AgentBody) -> dict[str, object]:
     prompt = {"system": body.system, "user": body.user, "run": body.prompt}
-    seen = {"cluster": pinned(body.cluster), "mounts": body.mount_plan, "hosts": body.network.pinned()}
-    return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen}
+    seen = {
+        "cluster": pinned(body.cluster),
+        "mounts": body.mount_plan,
+        "hosts": body.network.pinned(),
+    }
+    servers = {"mcp_servers": [one.pinned() for one in body.mcp_servers]} if body.mcp_servers else {}
+    return {"agent": body.agent, "model": body.model, "prompt": prompt, "env": body.env, **seen, **servers}
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
@@ -75,8 +84,10 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             member=spec.member,
             cli=facts.of(spec.name).cli,
             network=spec.networks["agent"],
+            mcp_servers=spec.mcp_servers,
         ),
         network=_network(spec),
+        mcp_servers=tuple(map(planned_server, spec.mcp_servers)),
         mounts=planned_mounts(mount_plan, spec),
     )
 
@@ -90,6 +101,7 @@ def pinned(cluster: ClusterSpec | None) -> dict[str, str] | None:
 
 def _network(spec: RunSpec) -> str:
     ways = ["model gateway"] if spec.model is not None and not spec.model.key_inside else []
+    ways += [f"mcp {' '.join(one.name for one in spec.mcp_servers)}"] if spec.mcp_servers else []
     ways += ["cluster, read only"] if spec.cluster is not None else []
     ways += [str(spec.networks["agent"])] if spec.networks["agent"] else []
     return " and ".join(ways) or "none"
@@ -109,3 +121,50 @@ def _what(spec: RunSpec) -> str:
     parts += [f"tools {', '.join(model.tools) or 'none'}"] if model.tools is not None else []
     parts += ["HAS THE KEY of its model"] if model.key_inside else []
     return "; ".join(parts)
+
+
+_LONGEST = 80  # characters of a command that are shown
+
+
+def planned_server(server: McpServer) -> PlannedServer:
+    """Return a server as the plan shows it."""
+    parts, hosted = [_allowed(server)], server.hosted
+    lines = [(str(rule), rule.origin) for rule in server.network.rules] if hosted is not None else []
+    lines += [("every public host", server.network.origin)] if server.network.open else []
+    reached = [(f"{server.name} reaches {host}{' (private too)' * _private(server, host)}", at) for host, at in lines]
+    given = hosted.secrets if hosted is not None else ()
+    reached += [(f"{server.name} has secret {one.name.partition('.')[2]}", one.origin) for one in given]
+    reached += [(f"adds {one}, outside", one.origin) for one in server.injected]
+    if hosted is not None:
+        parts.insert(0, " ".join(filter(None, [hosted.provider, _image(hosted.base_image, hosted.image)])))
+        started = excerpt(shlex.join(hosted.command), _LONGEST)
+        reached.insert(0, (f"{server.name} runs {started}, {digest(hosted.command)[:19]}..", hosted.manifest))
+    elif server.remote is not None:
+        parts.insert(0, f"at {server.remote.url}")
+    return PlannedServer(
+        name=server.name,
+        what=f"mcp {server.name}: {', '.join(parts)}",
+        origin=server.origin,
+        tools=server.tools,
+        max_calls=server.max_calls,
+        command=digest(hosted.command) if hosted is not None else "",
+        image=hosted.image if hosted is not None else None,
+        lines=tuple(reached),
+        secret_names=tuple(server.secret_names),
+    )
+
+
+def _private(server: McpServer, host: str) -> bool:
+    return any(rule.private for rule in server.network.rules if str(rule) == host)
+
+
+def _allowed(server: McpServer) -> str:
+    calls = "" if server.max_calls is None else f", at most {server.max_calls:,} calls"
+    return ("all tools" if server.tools is None else f"tools {', '.join(server.tools) or 'none'}") + calls
+
+
+def _image(name: str | None, pinned: str | None) -> str:
+    if name is None:
+        return ""
+    _, at, found = (pinned or "").partition("@")
+    return f"image {name.partition('@')[0]}{at}{found}" if at else f"image {name}{f' at {pinned}' if pinned else ''}"

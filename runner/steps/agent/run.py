@@ -17,12 +17,13 @@ from msgspec.structs import replace
 from runner.core.errors import IsolationMismatch
 from runner.core.model import CommandStatus, Exit, Feature, Isolation, IsolationClass, Limits, Outcome
 from runner.events import events as ev
-from runner.ports.agent import Agent, AgentResult, AgentSetup, ModelAgent
+from runner.ports.agent import Agent, AgentResult, AgentSetup, McpAccess, ModelAgent
 from runner.ports.provider import Workspace, program_directory
 from runner.runtime.cluster import open_cluster
 from runner.runtime.context import RunContext, write_new
 from runner.runtime.exec import Log, LogFile, Shared, open_logs, run_command
 from runner.runtime.incident_files import PROMPT, Delivery, open_log
+from runner.runtime.mcp_servers import open_mcp_servers
 from runner.runtime.network import open_network
 from runner.runtime.restore import restore_tree
 from runner.safefs import trees
@@ -52,12 +53,14 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
         async with (
             open_cluster(run, workspace, STEP, body.cluster),
             open_network(run, workspace, STEP, body.network) as work.proxied,
+            open_mcp_servers(run, workspace, STEP, body.mcp_servers) as work.servers,
         ):
             if body.model is None:
                 ended = await work.carry_out(AgentSetup(env={}))
             else:
                 assert isinstance(agent, ModelAgent)  # as every one whose manifests may name a model
-                async with open_way(agent, body.model, run, workspace, STEP, skills=body.mount_plan.skills) as way:
+                opening = partial(open_way, skills=body.mount_plan.skills, mcp_servers=work.servers)
+                async with opening(agent, body.model, run, workspace, STEP) as way:
                     ended = await work.carry_out(way.prepare(), way.access.key)
     finally:
         # Killing one command's tree is best effort among processes of one user; killing the sandbox is not.
@@ -72,13 +75,17 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
 
 
 class _Work(Struct):
-    """The inputs that an agent's commands share; ``proxied`` are variables that lead to the hosts they may reach."""
+    """The inputs that an agent's commands share; ``proxied`` are variables that lead to the hosts they may reach.
+
+    ``servers`` are the MCP servers that it may use.
+    """
 
     body: AgentBody
     run: RunContext
     workspace: Workspace
     prompt: bytes
     proxied: Mapping[str, str] = {}
+    servers: tuple[McpAccess, ...] = ()
 
     async def carry_out(self, prepared: AgentSetup, key: str = "") -> AgentResult:
         """Prepare the agent's home and run its CLI on the prompt; what fails first is what it ended with."""
@@ -246,6 +253,8 @@ def _standard(body: AgentBody, run: RunContext, workspace: Workspace, prompt: by
         variables["LLM_MODEL"] = model.name
         if model.budget.turns is not None:
             variables["AGENT_MAX_TURNS"] = str(model.budget.turns)
+        if body.mcp_servers:
+            variables["AGENT_MCP_SERVERS"] = ",".join(one.name for one in body.mcp_servers)
         if model.tools is not None:
             variables["AGENT_ALLOWED_TOOLS"] = ",".join(model.tools)
     if len(prompt) <= SMALL_PROMPT and b"\0" not in prompt:

@@ -15,6 +15,8 @@ async def perform(body: NoBody, run: RunContext) -> Outcome:
     if run.paths.checkout.exists():
         await discard_checkout(run, STEP)
     await remove_abandoned(run, STEP)
+    for workspace, provider in run.workspace.servers.items():
+        await remove(run, STEP, provider, workspace)
     if run.workspace.provider is None:
         return succeeded("nothing left")
     await run.sandboxes.close()

@@ -84,17 +84,6 @@ BASE: dict[str, dict[str, Any]] = {
     },
 }
 
-# These say something of agents that work with a model only.
-OF_MODELS = {
-    ("AgentType", "model"),
-    ("AgentType", "budget.tokens"),
-    ("AgentType", "budget.cost_usd"),
-    ("AgentType", "budget.turns"),
-    ("AgentType", "credentials"),
-    ("AgentType", "cli_tools"),
-    ("IncidentRun", "matrix.model"),
-    ("IncidentRun", "debug"),
-}
 READING = {
     **BASE,
     "IncidentRun": {
@@ -103,7 +92,12 @@ READING = {
         "context": {"preload": ["incident"]},
     },
 }
-CLAUDE = {**BASE, "AgentType": {**BASE["AgentType"], "agent": "claude", "script": None}}
+CLAUDE = {
+    **BASE,
+    "AgentType": {**BASE["AgentType"], "agent": "claude", "script": None, "mcp_servers": ["one"]},
+    "McpServer": {"command": ["docs"]},
+}
+REMOTE = {"name": "one", "url": "https://a.test/mcp"}
 
 INJECTED: dict[str, dict[str, Any]] = {
     "name": {"bearer": True, "name": "C"},
@@ -129,6 +123,32 @@ HOOK = {"from": "github", "secret": {"env": "B"}, "events": ["push"]}
 TOLD = {"to": "json", "url": "https://a.example"}
 PRIVATE_HOST = {"host": "pypi.org", "private": True}
 
+MCP: dict[str, list[Any]] = {
+    "name": [],
+    "url": [REMOTE],
+    "private": [{**REMOTE, "private": True}],
+    "tools": [{"name": "one", "tools": ["search"]}],
+    "max_calls": [{"name": "one", "max_calls": 7}],
+    **{
+        f"inject.{field}": [{**REMOTE, "inject": {"name": "A", "from": {"env": "B"}, **more}}]
+        for field, more in INJECTED.items()
+        if field not in ("host", "allow")
+    },
+}
+
+# These say something of agents that work with a model only.
+OF_MODELS = {
+    ("AgentType", "model"),
+    ("AgentType", "budget.tokens"),
+    ("AgentType", "budget.cost_usd"),
+    ("AgentType", "budget.turns"),
+    ("AgentType", "credentials"),
+    ("AgentType", "cli_tools"),
+    *(("AgentType", f"mcp_servers.{field}") for field in MCP),
+    ("IncidentRun", "matrix.model"),
+    ("IncidentRun", "debug"),
+}
+
 # field: (where to put it in the base, a value that differs from what holds there)
 CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("AgentType", "agent"): (("agent",), "claude"),
@@ -145,6 +165,8 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("AgentType", "budget.turns"): (("budget",), {"turns": 7}),
     ("AgentType", "credentials"): (("credentials",), "env"),
     ("AgentType", "cli_tools"): (("cli_tools",), ["Read"]),
+    **{("AgentType", f"mcp_servers.{field}"): (("mcp_servers",), value) for field, value in MCP.items()},
+    ("Policy", "mcp_servers"): (("mcp_servers",), []),
     ("IncidentRun", "matrix.model"): (("matrix",), {"model": ["opus"]}),
     ("AgentType", "prompt.system"): (("prompt",), {"system": "changed"}),
     ("AgentType", "prompt.user"): (("prompt",), {"user": "changed"}),
@@ -422,7 +444,7 @@ async def test_changing_any_field_changes_the_plan_or_is_an_error(stage: Project
         assert (kind, field) in CHANGES, f"a new field needs a line here that shows its effect: {kind} {field}"
         path, value = CHANGES[kind, field]
         reads = path[:-1] == ("incident",) or "preload" in field
-        base = CLAUDE if (kind, field) in OF_MODELS else READING if reads else BASE
+        base = CLAUDE if (kind, field) in OF_MODELS or "mcp" in field else READING if reads else BASE
         if await outcome(stage, {**base, kind: changed(path, value, base[kind])}) == plans[id(base)]:
             silent.append(f"{kind}.{field}")
 
