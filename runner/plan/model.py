@@ -44,7 +44,8 @@ class SecretGrant(Struct, frozen=True):
 class PlannedServer(Struct, frozen=True, kw_only=True):
     """An MCP server that commands of a step may use: ``what`` it is and where, in words for a person.
 
-    ``lines`` are its parts, each with the manifest line that decides it. ``command`` is a digest of what is started.
+    ``lines`` are its parts, each with the manifest line that decides it. A ``hosted`` one has a workspace of the run;
+    ``command`` is a digest of what is started there.
     """
 
     name: str
@@ -52,6 +53,7 @@ class PlannedServer(Struct, frozen=True, kw_only=True):
     origin: str
     tools: tuple[str, ...] | None = None
     max_calls: int | None = None
+    hosted: bool = False
     command: str = ""
     image: str | None = None
     lines: tuple[tuple[str, str], ...] = ()

@@ -16,19 +16,19 @@ import trio
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from runner.core.errors import McpServerFailed, PlatformError
+from runner.core.errors import ImageMissing, McpServerFailed, PlatformError
 from runner.core.last_line import last_line
 from runner.core.model import Exit, Handle
 from runner.core.nurseries import open_services
 from runner.core.plural import plural
 from runner.core.redact import Redactor
-from runner.core.sanitize import sanitize
+from runner.core.sanitize import excerpt, sanitize
 from runner.events import events as ev
 from runner.lifecycle.restart import Restarts
 from runner.ports.agent import McpAccess
 from runner.ports.mcp import Lists, McpCall, McpGrant, McpSession, ServerRefused, ServerSilent
 from runner.ports.network import Credential, EgressConnection
-from runner.ports.provider import Images, Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
+from runner.ports.provider import Images, ImageStart, Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.runtime.context import RunContext
 from runner.runtime.exec import LogFile, emit_all
 from runner.runtime.network import open_way
@@ -303,7 +303,8 @@ class _Place(Struct, frozen=True, kw_only=True):
         """Run the server in a new sandbox to its end. Raises ``WorkspaceLost``, and what opening a sandbox raises."""
         run, hosted = running._context, self.hosted  # two halves of one thing
         sandboxes = SandboxSession(run.sandboxes.services, run.emit)
-        spec = SandboxSpec(toolchains=hosted.toolchains, env=hosted.env)
+        start = await self._start_of_image()
+        spec = SandboxSpec(toolchains=hosted.toolchains, env={**start.env, **hosted.env})
         workspace = await run.retry(
             f"starting the sandbox of {running.server.name}",
             partial(sandboxes.start, self.provider, self.handle, spec, None),
@@ -314,9 +315,21 @@ class _Place(Struct, frozen=True, kw_only=True):
                 for one in hosted.secrets:
                     name = one.name.partition(".")[2]
                     given |= await give(workspace, name, run.secrets[one.name], as_file=one.as_file)
-                async with workspace.exec(hosted.command, env={**leading, **given}, grace=GRACE) as process:
+                env, command = {**leading, **given}, hosted.command or start.command
+                async with workspace.exec(command, env=env, cwd=start.cwd or None, grace=GRACE) as process:
                     return await running.talk(process, hosted)
         finally:
             sandboxes.begin_close()
             with trio.CancelScope(shield=True):  # bounded by the provider
                 await sandboxes.close()
+
+    async def _start_of_image(self) -> ImageStart:
+        """Return what the image says of its program. Raises ``ImageMissing``, also for one that has none to start."""
+        hosted = self.hosted
+        if hosted.image is None or not isinstance(self.provider, Images):
+            return ImageStart()
+        start = await self.provider.start_of(hosted.image)
+        if not hosted.command and not start.command:
+            text = f"image `{excerpt(hosted.base_image or hosted.image)}` says no program to start"
+            raise ImageMissing(text, hint="write a `command`")
+        return start

@@ -274,7 +274,7 @@ def _room(plans: Sequence[RunPlan], left: int) -> int:
 
     At least one, which is then refused.
     """
-    servers = (sum(bool(one.command) for step in plan.steps for one in step.mcp_servers) for plan in plans)
+    servers = (sum(one.hosted for step in plan.steps for one in step.mcp_servers) for plan in plans)
     return max(left // (1 + max(servers, default=0)), 1)
 
 

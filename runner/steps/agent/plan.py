@@ -137,8 +137,9 @@ def planned_server(server: McpServer) -> PlannedServer:
     reached += [(f"adds {one}, outside", one.origin) for one in server.injected]
     if hosted is not None:
         parts.insert(0, " ".join(filter(None, [hosted.provider, _image(hosted.base_image, hosted.image)])))
-        started = excerpt(shlex.join(hosted.command), _LONGEST)
-        reached.insert(0, (f"{server.name} runs {started}, {digest(hosted.command)[:19]}..", hosted.manifest))
+        started = excerpt(shlex.join(hosted.command), _LONGEST) + f", {digest(hosted.command)[:19]}.."
+        started = started if hosted.command else "what its image starts"
+        reached.insert(0, (f"{server.name} runs {started}", hosted.manifest))
     elif server.remote is not None:
         parts.insert(0, f"at {server.remote.url}")
     return PlannedServer(
@@ -147,6 +148,7 @@ def planned_server(server: McpServer) -> PlannedServer:
         origin=server.origin,
         tools=server.tools,
         max_calls=server.max_calls,
+        hosted=hosted is not None,
         command=digest(hosted.command) if hosted is not None else "",
         image=hosted.image if hosted is not None else None,
         lines=tuple(reached),
