@@ -315,7 +315,7 @@ class ClusterRefusal(StrEnum):
 
 
 class McpVerdict(StrEnum):
-    """How a call of an agent to an MCP server ended. From ``NOT_ALLOWED`` on the server never heard of it."""
+    """The end of a call of an agent to an MCP server. From ``NOT_ALLOWED`` on the server never heard of it."""
 
     ANSWERED = "answered"
     FAILED = "failed"  # an error of the server, or a result that says that it is one

@@ -35,7 +35,7 @@ class ServerSilent(ServerRefused):
 
 
 class McpGrant(Struct, frozen=True, kw_only=True):
-    """What an agent may do with a server. ``tools`` are the only ones, ``None`` for all; with ``only_tools`` it gets no
+    """The rights of an agent at a server. ``tools`` are the only ones, ``None`` for all; with ``only_tools`` it gets no
     prompts and resources. ``passed`` are capabilities of the agent that the server may use. An answer in which
     ``secrets`` finds one is withheld.
     """

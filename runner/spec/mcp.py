@@ -197,7 +197,7 @@ def _tool_faults(selected: Selected, used: UsedServer, document: Document) -> It
 def _ceilings(
     server: McpServer, document: Document | None, at: Place, found: RunFacts, policy: PolicySpec
 ) -> Iterator[RunnerError]:
-    """What a policy forbids of the place, the secrets and the hosts of a server: it works for the agent."""
+    """List what a policy forbids of the place, the secrets and the hosts of a server: it works for the agent."""
     network = server.network
     ceiling = policy.network["agent"] if policy.network is not None else None
     if ceiling is not None and (beyond := network.excess(ceiling)):
