@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from runner.mcp.bridge import Bridge, BridgeOptions, Lists
 from tests.support import mcp_server
 from tests.support.server import Served, serving
 from tests.support.situations import Project, until
@@ -298,3 +304,43 @@ def test_a_server_asks_a_client_where_that_is_passed(project: Project) -> None:
     write(project, stdio_bridge={"elicitation": "pass"})
     with hosting(project) as served:
         trio.run(main, served)
+
+
+@pytest.mark.nightly
+async def test_no_answer_reaches_another_call_whatever_times_out_or_is_cancelled() -> None:
+    async def approve(found: Lists) -> Lists:
+        return found
+
+    told: list[str] = []
+    bridge = Bridge(BridgeOptions(timeout=0.2), approve, told.append)
+    chance, ends = random.Random(7), Counter[str]()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+
+    async def call(number: int) -> None:
+        session = sessions[number % len(sessions)]
+        arguments = {"text": f"text {number}", "seconds": chance.choice((0, 0.1, 0.18, 0.2, 0.22, 0.3))}
+        params = {"name": chance.choice(("slow", "echo", "echo")), "arguments": arguments}
+        message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+        end = "cancelled"
+        with trio.move_on_after(chance.choice((0.05, 0.19, 0.2, 1, 1))):
+            async for answer in bridge.exchange(session, message):
+                assert answer["id"] == number
+                end = "answered" if "result" in answer else "timed out"
+                if end == "answered":
+                    assert answer["result"]["content"][0]["text"] == f"text {number}"
+        ends[end] += 1
+
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(partial(trio.run_process, [sys.executable, str(PROGRAM)], check=False, **pipes))
+        nursery.start_soon(bridge.attach, process.stdin, process.stdout)
+        await bridge.ready.wait()
+        sessions = [bridge.open_session("tests", {}) for _ in range(5)]
+        for begin in range(0, 10_000, 50):
+            async with trio.open_nursery() as calls:
+                for number in range(begin, begin + 50):
+                    calls.start_soon(call, number)
+        assert await bridge.ask("ping", {}, 60) == {}
+        process.kill()
+    assert ends.total() == 10_000
+    assert all(ends[end] > 100 for end in ("answered", "timed out", "cancelled")), ends
+    assert told == []
