@@ -986,6 +986,10 @@ class UnknownWorkspace(NotFoundError):
     code = "store.unknown-workspace"
 
 
+class UnknownSnapshot(NotFoundError):
+    code = "store.unknown-snapshot"
+
+
 class BadStoreUrl(InputError):
     code = "store.bad-url"
 

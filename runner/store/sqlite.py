@@ -97,7 +97,7 @@ class SqliteDatabase:
         """Look by a second connection, which waits for no commit of the first, and without a thread, which costs more
         than the look. Whatever keeps it from that is left to ``run``.
         """
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint_if_cancelled()  # a turn of the loop costs more than the look
         try:
             if self._looking is None and self.writable:
                 self._looking = _connect(f"{self._path.absolute().as_uri()}?mode=ro")

@@ -49,6 +49,30 @@ def test_the_life_of_a_workspace(served: Served) -> None:
     assert served.get("/workspaces") == {"workspaces": [], "next": None}
 
 
+def test_a_snapshot_outlives_its_workspace_and_begins_another(served: Served) -> None:
+    first = served.post("/workspaces", {"tools": ["read", "write", "bash"]})["id"]
+    served.tool(first, "write", file_path="src/kept.txt", content="as it was")
+    taken = served.post(f"/workspaces/{first}/snapshot")
+    assert (taken["workspace_id"], taken["changed_files"]) == (first, 1)
+    served.tool(first, "write", file_path="src/kept.txt", content="changed")
+    served.tool(first, "write", file_path="later.txt", content="unsaved")
+    assert served.get(f"/workspaces/{first}")["snapshot_id"] == taken["snapshot_id"]
+    removed = served.ask("DELETE", f"/api/v1/workspaces/{first}").json
+    assert removed["changed_files"] == 2, "what was written after the snapshot is saved too"
+
+    for commit, content in ((taken["snapshot_id"], "as it was"), (removed["snapshot_id"], "changed")):
+        second = served.post("/workspaces/from-snapshot", {"snapshot_id": commit})
+        assert second["tools"] == ["read", "write", "bash"]
+        assert served.tool(second["id"], "read", file_path="src/kept.txt")["content"] == content
+        assert served.ask("DELETE", f"/api/v1/workspaces/{second['id']}?discard=true").status == 200
+
+    body = {"snapshot_id": taken["snapshot_id"]}
+    assert served.refused("POST", "/workspaces/from-snapshot", {"snapshot_id": "0" * 40})[1] == "store.unknown-snapshot"
+    assert served.refused("POST", "/workspaces/from-snapshot", {"snapshot_id": "x"}) == (400, "server.request")
+    other = create_token(served.project.settings(), "other", ("project:other",))
+    assert served.refused("POST", "/workspaces/from-snapshot", body, token=other) == (404, "store.unknown-snapshot")
+
+
 @pytest.mark.scenario("LIF-02", only="http")
 def test_a_provider_that_is_named_is_the_only_one(project: Project) -> None:
     project.env |= {"DOCKER_HOST": dockerd.host()}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runner.ops.workspaces.workspaces import RemovedWorkspace
     from runner.ports.store import WorkspaceRow
 
-SUMMARY = "places for agents that outlive runs: create, list, show, find, exec, stop, resume, destroy, delete"
+SUMMARY = "places for agents that outlive runs: create, list, show, find, exec, snapshot, stop, resume, destroy, delete"
 GROUP = "workspaces"
 EXAMPLES = (
     "runner workspace create . --persistent",
@@ -25,6 +25,7 @@ EXAMPLES = (
     "runner workspace show 3f9c",
     "runner workspace find src",
     "runner workspace exec 3f9c -- make test",
+    "runner workspace snapshot 3f9c",
     "runner workspace stop 3f9c",
     "runner workspace resume 3f9c",
     "runner workspace destroy 3f9c",
@@ -49,6 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     create = add("create", "make one: empty, from a directory in place, or from a repository")
     create.add_argument("path", metavar="PATH", nargs="?", type=_place, help="a directory that becomes it in place")
     create.add_argument("--url", metavar="URL", help="a repository to clone, its newest commit only")
+    create.add_argument("--snapshot", metavar="COMMIT", help="a snapshot, with whose files it begins")
     create.add_argument("--branch", metavar="BRANCH", help="of the URL; its default branch")
     create.add_argument("--project", metavar="NAME", help="a project, whose isolation and protected paths it gets")
     create.add_argument("--provider", metavar="NAME", help="exactly this one, with no fallback")
@@ -67,6 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     find.add_argument("path", metavar="PATH", type=_place, help="a file or directory, there or not")
     run = add_one("exec", "run a command in it: ID -- COMMAND [ARGUMENT...]", output=False)
     run.add_argument("command", metavar="COMMAND", nargs=REMAINDER, help="after `--`")
+    add_one("snapshot", "save its files as they are; it goes on")
     add_one("stop", "end what runs in it; its files stay")
     add_one("resume", "let a stopped one be used again")
     for name, summary in (
@@ -96,6 +99,8 @@ def main(args: Namespace, out: Output) -> int:
             _find(args, settings, out)
         case "show":
             _show(args, settings, out)
+        case "snapshot":
+            _take_snapshot(args, settings, out)
         case "destroy" | "delete":
             _remove(args, settings, out)
         case _:
@@ -175,10 +180,38 @@ def _change(args: Namespace, settings: Settings, out: Output) -> None:
             fields = workspaces.WorkspaceOptions.__struct_fields__
             options = {name: value for name, value in vars(args).items() if name in fields}
             options["tools"] = None if args.tools is None else tuple(args.tools)
+            if args.snapshot is not None:
+                options |= await _of_snapshot(env, args, options)
             return await workspaces.create(env, workspaces.WorkspaceOptions(**options))
         return await (workspaces.stop if args.what == "stop" else workspaces.resume)(env, args.id)
 
     _print(run_with_env(settings, out, change), args.output, settings, out)
+
+
+async def _of_snapshot(env: WorkspaceEnv, args: Namespace, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what a new workspace has of a snapshot, unless something else is wanted."""
+    from runner.core.errors import UsageError
+    from runner.core.model import DEFAULT_PROJECT
+    from runner.ops.workspaces.snapshots import find_snapshot
+
+    if args.path is not None or args.url is not None or args.branch is not None:
+        raise UsageError("a snapshot has its own files", hint="leave PATH, --url and --branch out")
+    found = await find_snapshot(env, args.snapshot)
+    project = None if found.project == DEFAULT_PROJECT else found.project
+    return {"snapshot": found, "project": args.project or project, "tools": given["tools"] or found.tools}
+
+
+def _take_snapshot(args: Namespace, settings: Settings, out: Output) -> None:
+    from runner.core.codec import plain
+    from runner.ops.workspaces.snapshots import Taken, take_snapshot
+
+    taken: Taken = run_with_env(settings, out, lambda env: take_snapshot(env, args.id))
+    if args.output == "json":
+        out.json(plain(taken))
+        return
+    line(out, f"snapshot {taken.commit} of workspace {taken.workspace}: {plural(taken.changed, 'changed file')}")
+    if taken.ignored:
+        line(out, f"not in it: {taken.ignored} that its ignore files name")
 
 
 def _remove(args: Namespace, settings: Settings, out: Output) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from hashlib import file_digest
@@ -68,14 +69,28 @@ from runner.spec.policies import policies_of
 
 BRANCH = "main"  # of a repository that the runner makes
 PATCH = "work.patch"
+SAVED = "saved"  # in the home, a directory for each workspace whose work was saved
 _NAMED = 5  # files that an error names
 _CONTENT_RULES = ("forbidden:", "max-file-size")
 
 S = WorkspaceStatus
 
 
+class SavedSnapshot(Struct, frozen=True, kw_only=True):
+    """A commit with the files of a workspace, in a ``repository`` of its own, and what that workspace was made of."""
+
+    commit: str
+    repository: Path
+    project: str
+    url: str | None
+    branch: str | None
+    base: str | None
+    tools: tuple[str, ...] | None
+
+
 class WorkspaceOptions(Struct, frozen=True, kw_only=True):
-    """Options of a new workspace: from the directory ``path`` in place, from a repository's ``url``, or empty.
+    """Options of a new workspace: from the directory ``path`` in place, from a repository's ``url``, from a
+    ``snapshot``, or empty.
 
     ``image`` is the system that its commands see, on providers that have images. ``tools`` are those that may be called
     in it, ``None`` for all. ``limits`` hold instead of the server's defaults, or the provider is refused.
@@ -85,6 +100,7 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
 
     path: Path | None = None
     url: str | None = None
+    snapshot: SavedSnapshot | None = None
     branch: str | None = None
     project: str | None = None
     provider: str | None = None
@@ -207,7 +223,9 @@ async def create(
     if options.isolated:
         require_isolation(chosen.probe)
     git = env.deps.git
-    tip = await git.resolve_url(options.url, branch=options.branch, commit=None) if options.url is not None else None
+    source: ResolvedRef | SavedSnapshot | None = options.snapshot
+    if options.url is not None:
+        source = await git.resolve_url(options.url, branch=options.branch, commit=None)
     on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)
     probe = chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe
     limits, not_enforced = limits_of(settings, probe, options.limits)
@@ -220,8 +238,8 @@ async def create(
         max_age_seconds=settings.workspace_max_age,
         path=str(path) if path else None,
         inode=path.stat().st_ino if path else None,
-        url=options.url,
-        branch=tip.branch if tip else None,
+        url=options.snapshot.url if options.snapshot else options.url,
+        branch=source.branch if source else None,
         not_enforced=not_enforced,
         image=chosen.image,
         tools=options.tools,
@@ -244,7 +262,7 @@ async def create(
             if chosen.image is not None and options.image is not None and isinstance(chosen.provider, Images):
                 await chosen.provider.pull(chosen.image, options.image)
             await _make(
-                held, chosen.provider, project, tip, prepare, pool=slot_key(chosen, limits) if options.warm else None
+                held, chosen.provider, project, source, prepare, pool=slot_key(chosen, limits) if options.warm else None
             )
         except BaseException as error:
             with trio.CancelScope(shield=True):
@@ -257,7 +275,7 @@ async def _make(
     held: HeldWorkspace,
     provider: Provider,
     project: ProjectRow | None,
-    tip: ResolvedRef | None,
+    source: ResolvedRef | SavedSnapshot | None,
     prepare: Prepare | None,
     *,
     pool: SlotKey | None,
@@ -277,7 +295,7 @@ async def _make(
     handle = await _take_warm(held, provider, pool, request) if pool is not None and not shared else None
     handle = handle or await provider.create(request)
     await held.write(ev.WorkspaceStatusChanged(S.PROVISIONING))
-    base = await _fill(held, handle, tip)
+    base = await _fill(held, handle, source)
     if base is not None:
         await held.write(ev.BaseCommitRecorded(base))
         held.row = replace(row, base=base)
@@ -310,13 +328,21 @@ async def _take_warm(held: HeldWorkspace, provider: Provider, key: SlotKey, requ
     return None
 
 
-async def _fill(held: HeldWorkspace, handle: Handle, tip: ResolvedRef | None) -> str | None:
-    """Fill the tree with its initial files; return the commit that its work is compared with."""
+async def _fill(held: HeldWorkspace, handle: Handle, source: ResolvedRef | SavedSnapshot | None) -> str | None:
+    """Fill the tree with its initial files; return the commit that its work is compared with.
+
+    Of a snapshot that is the one of the workspace that it was made of: what an agent has written sets no policy.
+    """
     row, git, repository = held.row, held.env.deps.git, held.env.repository(held.row.id)
-    if row.url is not None and tip is not None:
-        await git.fetch_url(row.url, tip.commit, into=repository, depth=1)
-        await git.check_out(repository, tip.commit, into=handle.tree, branch=tip.branch, origin=row.url)
-        return tip.commit
+    if isinstance(source, SavedSnapshot):
+        await trio.to_thread.run_sync(copy_repository, source.repository, repository)
+        branch = source.branch or BRANCH
+        await git.check_out(repository, source.commit, into=handle.tree, branch=branch, origin=source.url)
+        return source.base
+    if row.url is not None and source is not None:
+        await git.fetch_url(row.url, source.commit, into=repository, depth=1)
+        await git.check_out(repository, source.commit, into=handle.tree, branch=source.branch, origin=row.url)
+        return source.commit
     if not _has(handle.tree, ".git"):
         await git.initialise(handle.tree, branch=BRANCH)
     if not handle.adopted:
@@ -465,7 +491,7 @@ async def delete(env: WorkspaceEnv, text: str, *, discard: bool = False) -> Remo
     async with hold(env, row, "delete") as held:
         provider, handle = await env.find(row)
         if handle is not None and not handle.adopted and not discard:
-            work = await _work_of(held, provider, handle)
+            work = await work_of(held, provider, handle)
             if work.changed or work.lost:
                 hint = f"`runner workspace destroy {row.id}` saves it first; --discard gives it up"
                 raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
@@ -476,7 +502,7 @@ async def finish_destroy(held: HeldWorkspace, *, discard: bool, reason: str = ""
     """Do what ``destroy`` does, for a held workspace."""
     env, row = held.env, held.row
     history = [recorded.event for recorded in await env.store.workspace_events(row.id)]
-    settled = any(isinstance(event, ev.WorkspaceSaved | ev.UnsavedWorkDiscarded) for event in history)
+    settled = _is_settled(history)
     provider, handle = await env.find(row)
     removed = RemovedWorkspace(workspace=row.id, tree=row.path)
     begun = row.status is S.DESTROYING
@@ -484,14 +510,14 @@ async def finish_destroy(held: HeldWorkspace, *, discard: bool, reason: str = ""
         if discard:
             await held.write(ev.UnsavedWorkDiscarded())
         else:
-            work = await _work_of(held, provider, handle)
+            work = await work_of(held, provider, handle)
             if work.lost:
                 hint = f"remove it, or give all of it up: runner workspace destroy --discard {row.id}"
                 raise UnsavedWork(f"workspace `{row.id}` has {work}", hint=hint)
             if not begun:
                 await held.write(ev.WorkspaceStatusChanged(S.DESTROYING, reason))
                 begun = True
-            removed = await _save(held, work)
+            removed = await save(held, work)
     if not begun:
         await held.write(ev.WorkspaceStatusChanged(S.DESTROYING, reason))
     if handle is not None:
@@ -501,13 +527,25 @@ async def finish_destroy(held: HeldWorkspace, *, discard: bool, reason: str = ""
     return removed
 
 
+def _is_settled(history: Sequence[ev.Event]) -> bool:
+    """Tell whether nothing of a workspace is left to save: a snapshot of before its removal was not the last word."""
+    settled = False
+    for event in history:
+        match event:
+            case ev.WorkspaceStatusChanged(status=S.DESTROYING):
+                settled = any(isinstance(each, ev.UnsavedWorkDiscarded) for each in history)
+            case ev.WorkspaceSaved() | ev.UnsavedWorkDiscarded():
+                settled = True
+    return settled
+
+
 async def _end(held: HeldWorkspace, reason: str) -> None:
     """Remove a workspace that was never ready."""
     held.row = await held.env.store.workspace(held.row.id)
     await finish_destroy(held, discard=True, reason=reason)
 
 
-class _Work(Struct, frozen=True):
+class UnsavedChanges(Struct, frozen=True):
     """Work that exists only in a workspace: a snapshot of it, and what cannot be in one, with the reason."""
 
     snapshot: Snapshot
@@ -520,7 +558,7 @@ class _Work(Struct, frozen=True):
         return f"unsaved work: {plural(self.changed, 'changed file')}"
 
 
-async def _work_of(held: HeldWorkspace, provider: Provider, handle: Handle) -> _Work:
+async def work_of(held: HeldWorkspace, provider: Provider, handle: Handle) -> UnsavedChanges:
     """Find unsaved work. Nothing may run in the workspace."""
     env, row = held.env, held.row
     await provider.retrieve(handle)
@@ -533,37 +571,38 @@ async def _work_of(held: HeldWorkspace, provider: Provider, handle: Handle) -> _
     wanted = SnapshotOptions(f"unsaved work of workspace {row.id}", author, left_out)
     snapshot = await git.snapshot(repository, handle.tree, row.base, wanted)
     changes = await git.changes(repository, row.base, snapshot.commit)
-    return _Work(snapshot, len(changes), found.violations)
+    return UnsavedChanges(snapshot, len(changes), found.violations)
 
 
-async def _save(held: HeldWorkspace, work: _Work) -> RemovedWorkspace:
-    """Save a snapshot, its repository and its patch durably; without a change only a receipt."""
+async def save(held: HeldWorkspace, work: UnsavedChanges, *, unchanged: bool = False) -> RemovedWorkspace:
+    """Save a snapshot, its repository and its patch durably; without a change only a receipt, unless ``unchanged``."""
     env, row = held.env, held.row
     commit = work.snapshot.commit
-    if not work.changed:
+    if not work.changed and not unchanged:
         saved_work = SavedWork(commit=commit, patch=None, patch_sha256=None, patch_bytes=0, changed=0)
         await held.write(ev.WorkspaceSaved(saved_work))
         return RemovedWorkspace(workspace=row.id, saved=None, saved_work=saved_work, ignored=work.snapshot.ignored)
-    to = env.settings.home / "saved" / row.id
+    to = env.settings.home / SAVED / row.id
     repository = env.repository(row.id)
     await trio.to_thread.run_sync(partial(to.mkdir, mode=0o700, parents=True, exist_ok=True))
     (to / PATCH).unlink(missing_ok=True)
     size = await env.deps.git.patch(repository, row.base, commit, to / PATCH)
     digest = await trio.to_thread.run_sync(_sha256, to / PATCH)
-    await trio.to_thread.run_sync(_copy_repository, repository, to / repository.name)
+    await trio.to_thread.run_sync(copy_repository, repository, to / repository.name)
     saved_work = SavedWork(commit=commit, patch=PATCH, patch_sha256=digest, patch_bytes=size, changed=work.changed)
     await held.write(ev.WorkspaceSaved(saved_work))
     return RemovedWorkspace(workspace=row.id, saved=to, saved_work=saved_work, ignored=work.snapshot.ignored)
 
 
-def _copy_repository(source: Path, to: Path) -> None:
-    """Copy by hard links: objects never change, and the original is removed with the workspace."""
+def copy_repository(source: Path, to: Path) -> None:
+    """Copy a repository, objects by hard links: they never change."""
     trees.remove(to)
     for folder, _, files in os.walk(source):
-        target = to / Path(folder).relative_to(source)
-        target.mkdir(parents=True)
+        place = Path(folder).relative_to(source)
+        (to / place).mkdir(parents=True)
+        copy = os.link if place.parts[:1] == ("objects",) else shutil.copyfile
         for name in files:
-            os.link(Path(folder, name), target / name)
+            copy(Path(folder, name), to / place / name)
 
 
 def _sha256(path: Path) -> str:

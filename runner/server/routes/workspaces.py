@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from runner.client.values import Moment
-from runner.core.errors import BadRequest, UnknownWorkspace
+from runner.core.errors import BadRequest, UnknownSnapshot, UnknownWorkspace
 from runner.core.model import DEFAULT_PROJECT, Limits
 from runner.core.sanitize import excerpt
 from runner.events.events import WarningIssued
@@ -20,6 +20,7 @@ from runner.ops import agent_types
 from runner.ops.tools import ToolName
 from runner.ops.workspaces import workspaces as ws
 from runner.ops.workspaces.leases import LeaseState, lease_of, list_leases
+from runner.ops.workspaces.snapshots import find_snapshot, take_snapshot
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.store import WorkspaceRow
 from runner.server.route import BASE, Call, Route
@@ -90,6 +91,26 @@ class NewWorkspace(Struct, kw_only=True, forbid_unknown_fields=True):
     image: Annotated[str, Meta(description="The system that commands see.")] | None = None
     persistent: Annotated[bool, Meta(description="Never expires.")] = False
     tools: Annotated[list[ToolName], Meta(description="Those that may be called in it; default: all.")] | None = None
+
+
+class FromSnapshot(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A workspace with the files of a snapshot; what is left out is as in the workspace that it was taken of."""
+
+    snapshot_id: Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
+    project: str | None = None
+    provider: Annotated[str, Meta(description="Exactly this one, with no fallback.")] | None = None
+    image: Annotated[str, Meta(description="The system that commands see.")] | None = None
+    persistent: Annotated[bool, Meta(description="Never expires.")] = False
+    tools: Annotated[list[ToolName], Meta(description="Those that may be called in it.")] | None = None
+
+
+class Snapshot(Struct, kw_only=True):
+    """A snapshot of a workspace, which outlives it. Files that its ignore files name are not in it."""
+
+    snapshot_id: str
+    workspace_id: str
+    changed_files: int
+    ignored_files: int
 
 
 class WorkspaceListing(Struct, kw_only=True):
@@ -238,6 +259,35 @@ async def _resume(call: Call) -> Workspace:
     return await whole(call, await ws.resume(call.server.env, row.id))
 
 
+async def _snapshot(call: Call) -> Snapshot:
+    row = await visible(call, change=True)
+    async with call.server.kept.closed(row.id):
+        taken = await take_snapshot(call.server.env, row.id)
+    return Snapshot(
+        snapshot_id=taken.commit, workspace_id=row.id, changed_files=taken.changed, ignored_files=taken.ignored
+    )
+
+
+async def _create_from_snapshot(call: Call) -> Workspace:
+    body, env = call.body, call.server.env
+    found = await find_snapshot(env, body.snapshot_id)
+    if not call.token.may_see(found.project):
+        raise UnknownSnapshot(f"there is no snapshot `{body.snapshot_id}`")
+    project = body.project or found.project
+    call.require_change(project)
+    options = WorkspaceOptions(
+        snapshot=found,
+        project=None if project == DEFAULT_PROJECT else project,
+        provider=body.provider,
+        image=body.image,
+        persistent=body.persistent,
+        tools=found.tools if body.tools is None else tuple(body.tools),
+        isolated=True,
+        warm=True,
+    )
+    return await _made(call, await ws.create(env, options))
+
+
 async def _find(call: Call) -> Workspace:
     found = await ws.find_by_path(call.server.env.settings, Path(call.query.path))
     if not call.token.may_see(found.row.project):
@@ -294,6 +344,15 @@ ROUTES = (
         answer=Workspace,
         status=201,
     ),
+    _route(
+        "POST",
+        "/from-snapshot",
+        summary="Make a workspace with the files of a snapshot",
+        handle=_create_from_snapshot,
+        body=FromSnapshot,
+        answer=Workspace,
+        status=201,
+    ),
     _route("GET", "/find", summary="Find the workspace that a path is in", handle=_find, query=Place, answer=Workspace),
     _route("GET", "/{id}", summary="Show a workspace and who has it", handle=_get, answer=Workspace),
     _route(
@@ -303,6 +362,14 @@ ROUTES = (
         handle=_destroy,
         query=Removal,
         answer=Removed,
+    ),
+    _route(
+        "POST",
+        "/{id}/snapshot",
+        summary="Save the files of a workspace, in which nothing runs meanwhile; it goes on",
+        handle=_snapshot,
+        answer=Snapshot,
+        status=201,
     ),
     _route(
         "POST",
