@@ -18,22 +18,32 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
 UNREAD_SECONDS = 60.0  # that a client takes nothing
+KEPT_SECONDS = 75.0  # that a connection rests between requests, longer than nginx lets it before it closes it
 BACKLOG = 1024  # connections that wait to be accepted
 _PIECE = 1 << 16  # bytes that have to be taken in that time
 
 
 class Connection(TCPServer):
-    """``head`` is that of an answer whose body comes at once, which is sent with its first piece: one write, not two.
+    """Until its first request a connection has ``keep_alive_timeout`` seconds, then more between one and the next.
+
+    ``head`` is that of an answer whose body comes at once, which is sent with its first piece: one write, not two.
 
     ``None`` says that the next thing to be sent is a head.
     """
 
     head: bytes | None = b""
+    asked = False
+
+    async def _idle_timeout(self) -> None:
+        with trio.move_on_after(KEPT_SECONDS if self.asked else self.config.keep_alive_timeout):
+            await self.context.terminated.wait()
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
 
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
             if isinstance(event, Updated) and not event.idle:
-                self.head = None
+                self.head, self.asked = None, True
             await super().protocol_send(event)
             return
         data = event.data

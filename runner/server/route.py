@@ -23,6 +23,7 @@ from runner.server.provider_health import ProviderHealth
 from runner.server.running import Running
 
 if TYPE_CHECKING:
+    from runner.server.page.oidc_login import OidcLogin
     from runner.server.webhooks import Webhooks
 
 BASE = "/api/v1"
@@ -41,6 +42,7 @@ class Server(Struct, eq=False, kw_only=True):
     metrics: Metrics
     hosts: frozenset[str]
     issuer: Issuer | None
+    login: OidcLogin | None
     stopping: trio.Event
     webhooks: Webhooks
     hosting: Hosting | None = None

@@ -31,6 +31,7 @@ from runner.server.mcp.endpoint import mcp_paths
 from runner.server.oidc import Issuer, OidcOptions
 from runner.server.openapi import document
 from runner.server.page.app import pages
+from runner.server.page.oidc_login import LoginOptions, OidcLogin
 from runner.server.page.views import VIEWS
 from runner.server.route import BASE, Call, Route
 from runner.server.routes import (
@@ -75,6 +76,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     mcp_servers: Path | None = None
     drain_seconds: float = DRAIN
     oidc: OidcOptions | None = None
+    login: LoginOptions | None = None
     rate: float = RATE
 
 
@@ -109,6 +111,7 @@ async def serve(
             hooks=hooks,
             hosts=hosts,
             issuer=None if options.oidc is None else Issuer(options.oidc),
+            login=None if options.login is None else OidcLogin(options.login),
             stopping=stopping,
             hosting=True,
             mcp_servers=options.mcp_servers,

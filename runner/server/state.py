@@ -22,6 +22,7 @@ from runner.ops.workspaces.tools import KeptWorkspaces
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_env
 from runner.server.metrics import Metrics
 from runner.server.oidc import Issuer
+from runner.server.page.oidc_login import OidcLogin
 from runner.server.provider_health import ProviderHealth
 from runner.server.route import Server
 from runner.server.running import Running
@@ -40,6 +41,7 @@ async def open_server(
     hosts: frozenset[str],
     stopping: trio.Event,
     issuer: Issuer | None = None,
+    login: OidcLogin | None = None,
     hosting: bool = False,
     mcp_servers: Path | None = None,
 ) -> AsyncIterator[Server]:
@@ -63,6 +65,7 @@ async def open_server(
             metrics=metrics,
             hosts=hosts,
             issuer=issuer,
+            login=login,
             stopping=stopping,
             webhooks=Webhooks(hooks),
         )

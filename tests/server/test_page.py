@@ -19,28 +19,34 @@ OURS = {"Origin": "http://localhost", "Content-Type": "application/x-www-form-ur
 
 
 class Visitor:
-    """A browser without scripts: it keeps a cookie, and sends the forms of the last page."""
+    """A browser without scripts: it keeps cookies, and sends the forms of the last page."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
-        self._cookie = ""
+        self._cookies: dict[str, str] = {}
         self.proof = ""
+
+    @property
+    def _cookie(self) -> str:
+        return "; ".join(f"{name}={value}" for name, value in self._cookies.items())
+
+    def _keep(self, answer: Answer) -> Answer:
+        for one in answer.headers.get_all("set-cookie", []):
+            self._cookies |= {name: morsel.value for name, morsel in SimpleCookie(one).items()}
+        return answer
 
     def get(self, path: str) -> Answer:
         answer = self._served.ask("GET", path, headers={"Authorization": "", "Cookie": self._cookie})
         if found := re.search(r'name="proof" value="([^"]+)"', answer.raw.decode()):
             self.proof = found[1]
-        return answer
+        return self._keep(answer)
 
     def send(self, path: str, headers: dict[str, str] | None = None, **fields: str) -> Answer:
         sent = {**OURS, "Authorization": "", "Cookie": self._cookie, **(headers or {})}
-        answer = self._served.ask("POST", path, urlencode({"proof": self.proof, **fields}), headers=sent)
-        for name, morsel in SimpleCookie(answer.headers.get("set-cookie", "")).items():
-            self._cookie = f"{name}={morsel.value}"
-        return answer
+        return self._keep(self._served.ask("POST", path, urlencode({"proof": self.proof, **fields}), headers=sent))
 
     def log_in(self, token: str, then: str = "/") -> Answer:
-        self._cookie = ""
+        self._cookies = {}
         return self.send(f"/login?{urlencode({'next': then})}", token=token)
 
 
@@ -69,9 +75,9 @@ def test_a_login_is_a_cookie_that_ends_with_its_token(served: Served) -> None:
     assert place(visitor.get("/")) == "/login?next=%2F"
     visitor.log_in(served.token)
     visitor.get("/host")
-    again = visitor._cookie
+    again = {**visitor._cookies}
     assert place(visitor.send("/logout")) == "/login"
-    visitor._cookie = again
+    visitor._cookies = again
     assert place(visitor.get("/")) == "/login?next=%2F"
 
 

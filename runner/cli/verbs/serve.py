@@ -46,6 +46,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=[],
         help="what its tokens with all of these claims may do; may be repeated",
     )
+    parser.add_argument(
+        "--login-issuer", metavar="URL", help="let people log in at the page by an OpenID Connect issuer"
+    )
+    parser.add_argument("--login-client", metavar="ID", help="the client that this server is there")
+    parser.add_argument("--login-secret", metavar="FILE", type=Path, help="a file with that client's secret; none")
+    parser.add_argument(
+        "--login-grant",
+        metavar=("SCOPE", "CLAIM=VALUE"),
+        nargs="+",
+        action="append",
+        default=[],
+        help="what people with all of these claims may do; may be repeated",
+    )
     parser.add_argument("--rate", metavar="REQUESTS", type=int, default=200, help="of a token a second; 200")
     parser.add_argument(
         "--drain", metavar="SECONDS", type=float, default=30.0, help="what requests get when it is told to end; 30"
@@ -64,11 +77,15 @@ def main(args: Namespace, out: Output) -> int:
     if find_spec("starlette") is None or find_spec("hypercorn") is None:
         raise ServerMissing("the server is not installed", hint="pip install 'plan-runner[server]'")
     from runner.server.oidc import read_options
+    from runner.server.page.oidc_login import LoginOptions, read_secret
     from runner.server.serve import SOCKET, ServerOptions, serve
 
     if args.rate < 1:
         raise UsageError(f"`--rate {args.rate}` lets nothing through", hint="a whole number from 1")
     settings = current()
+    login = read_options(args.login_issuer, args.login_client, args.login_grant, words="login client")
+    if login is None and args.login_secret is not None:
+        raise UsageError("a secret is of a client", hint="--login-issuer URL --login-client ID")
     options = ServerOptions(
         listen=args.listen or f"unix:{settings.home / SOCKET}",
         hosts=tuple(args.host),
@@ -79,6 +96,7 @@ def main(args: Namespace, out: Output) -> int:
         mcp_servers=args.mcp_servers,
         drain_seconds=args.drain,
         oidc=read_options(args.oidc_issuer, args.oidc_audience, args.oidc_grant),
+        login=None if login is None else LoginOptions(login, read_secret(args.login_secret)),
         rate=args.rate,
     )
 

@@ -21,7 +21,9 @@ from runner.core.errors import NoMethod, Rejected, RunnerError, Unauthorized
 from runner.ops.host.tokens import StoredToken, find_token
 from runner.report.html.render import environment, style
 from runner.server.border import App, known_error, read_limited
-from runner.server.page.login import Login, Logins, check_origin, check_proof
+from runner.server.page.login import Login, Logins, check_origin, check_proof, token_of
+from runner.server.page.oidc_login import LIFE as LOGIN_SECONDS
+from runner.server.page.oidc_login import RETURN, OidcLogin
 from runner.server.route import BASE, Call, Reply, Server, read_query
 
 FORM = "application/x-www-form-urlencoded"
@@ -91,7 +93,11 @@ def pages(app: App, views: Sequence[View], *, secure: bool) -> list[StarlettePat
     logins = Logins(secure=secure)
     found = [StarlettePath(view.path, _Shown(app, logins, view)) for view in views]
     found += [StarlettePath(f"/{name}", _Asset(text, media)) for name, (text, media) in _ASSETS.items()]
-    return [*found, StarlettePath("/login", _LoginForm(app, logins)), StarlettePath("/logout", _Logout(app, logins))]
+    found += [StarlettePath("/login", _LoginForm(app, logins)), StarlettePath("/logout", _Logout(app, logins))]
+    if (issuer := app.server.login) is not None:
+        away, back = _SentAway(app, logins, issuer), _ComeBack(app, logins, issuer)
+        found += [StarlettePath("/login/begin", away), StarlettePath(RETURN, back)]
+    return found
 
 
 class _Answering:
@@ -132,7 +138,7 @@ class _Shown(_Answering):
     async def answer(self, request: Request) -> Any:
         login = self._logins.find(request)
         try:
-            token = await find_token(self._app.server.env.store, login.token) if login is not None else None
+            token = await token_of(login, self._app.server.env.store) if login is not None else None
         except Unauthorized:  # it was revoked
             token = None
         if login is None or token is None:
@@ -162,12 +168,49 @@ class _LoginForm(_Answering):
         return response
 
     def _form(self, request: Request, error: RunnerError | None = None) -> Response:
-        page = Page(
-            template="login.html",
-            more={"error": error, "next": quote(_next(request), safe="")},
-            status=error.http_status if error is not None else 200,
-        )
-        return _render(page, request, None)
+        return _login_form(self._app, request, error)
+
+
+def _login_form(app: App, request: Request, error: RunnerError | None = None) -> Response:
+    page = Page(
+        template="login.html",
+        more={"error": error, "next": quote(_next(request), safe=""), "issuer": app.server.login},
+        status=error.http_status if error is not None else 200,
+    )
+    return _render(page, request, None)
+
+
+class _OfIssuer(_Answering):
+    """A page of a login by an issuer; who may not log in is told at the form."""
+
+    def __init__(self, app: App, logins: Logins, issuer: OidcLogin) -> None:
+        super().__init__(app, logins)
+        self._issuer = issuer
+
+    def base(self, request: Request) -> str:
+        """Return the URL of this server by the name that the browser has for it, which the border has checked."""
+        return f"http{'s' * self._logins.secure}://{request.headers['host']}"
+
+    def refusal(self, request: Request, error: RunnerError) -> Response:
+        return _login_form(self._app, request, error)
+
+
+class _SentAway(_OfIssuer):
+    async def answer(self, request: Request) -> Any:
+        place, state = await self._issuer.begin(self.base(request), _next(request))
+        response = _redirect(place)
+        self._logins.send_away(state, LOGIN_SECONDS, response)
+        return response
+
+
+class _ComeBack(_OfIssuer):
+    async def answer(self, request: Request) -> Any:
+        state = self._logins.state(request)
+        token, then = await self._issuer.end(self.base(request), state, request.query_params)
+        # What another site has led to is sent no strict cookie, redirects included: the page goes on by itself.
+        response = _render(Page(template="come_back.html", more={"then": then}), request, None)
+        self._logins.begin(token, response)
+        return response
 
 
 class _Logout(_Answering):
