@@ -27,7 +27,6 @@ class Connection(TCPServer):
     """Until its first request a connection has ``keep_alive_timeout`` seconds, then more between one and the next.
 
     ``head`` is that of an answer whose body comes at once, which is sent with its first piece: one write, not two.
-
     ``None`` says that the next thing to be sent is a head.
     """
 
