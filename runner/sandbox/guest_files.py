@@ -205,7 +205,10 @@ def _parse(text: bytearray) -> list[Stamps]:
 def _bytes_of(found: Stamps) -> int:
     """Add up what stamps tell of sizes; files with several names have one stamp."""
     sizes = (stamp.split(",")[2:3] for stamp in {*found.values()})
-    return sum(blocks(int(size[0], 16)) for size in sizes if size)
+    try:
+        return sum(blocks(int(size[0], 16)) for size in sizes if size)
+    except ValueError as error:
+        raise ProviderFailed(f"the files of a workspace cannot be measured: {error}") from error
 
 
 def _wanted(changed: Sequence[str], found: Stamps) -> tuple[list[str], dict[str, str]]:

@@ -23,6 +23,7 @@ MAX_PATH = 4_000  # bytes; the kernel takes 4,095 with the place of the tree
 _COMPARED = 1 << 20  # bytes of a file that is compared before it is written
 _CHUNK = 1 << 20
 _BLOCK = 4096
+_END_OF_TIME = 1 << 60  # seconds
 _KEPT_MODE = 0o777  # commands cannot give a file more on any provider that has its own users
 
 
@@ -173,7 +174,7 @@ def read_tar(
                     ):
                         receiver.receive(packed)
                 elif entry.isdir():
-                    receiver.directories[""] = entry.mode, entry.mtime
+                    receiver.directories[""] = entry.mode, _seconds(entry)
                     top = _relative(entry.name)
                 else:
                     raise ProviderFailed(f"the files of a workspace begin with no directory, but `{entry.name!r}`")
@@ -230,7 +231,12 @@ def _packed(archive: tarfile.TarFile, entry: tarfile.TarInfo, name: str) -> Pack
     content = archive.extractfile(entry) if entry.isreg() else None
     read = content.read if content else bytes
     mode = _TYPES.get(entry.type, 0) | stat.S_IMODE(entry.mode)
-    return Packed(name, entry.linkname, mode, entry.mtime, entry.size, read)
+    return Packed(name, entry.linkname, mode, _seconds(entry), entry.size, read)
+
+
+def _seconds(entry: tarfile.TarInfo) -> float:
+    """Return when an entry was changed; a moment that no clock has, or no number, becomes the epoch."""
+    return entry.mtime if abs(entry.mtime) < _END_OF_TIME else 0.0
 
 
 def _below(top: str, name: str) -> str:
@@ -268,6 +274,8 @@ class _Receiver:
             _write(path, entry)
             self._files.add(entry.name)
         elif kind == stat.S_IFLNK:
+            if not entry.target or "\0" in entry.target:
+                raise ProviderFailed(f"a workspace has an impossible link: {entry.name[-200:]!r}")
             _link(path, entry.target)
         elif kind == stat.S_IFIFO:
             _clear(path)

@@ -9,17 +9,19 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import cast
+from subprocess import PIPE
+from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
 from runner.core.errors import ProviderFailed
+from runner.core.model import Exit
 from runner.guest import binary
 from runner.guest.client import Guest
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
-from runner.sandbox.guest_files import SILENCE, GuestFiles
+from runner.sandbox.guest_files import SILENCE, GuestFiles, fetch_files, list_files
 from runner.sandbox.tar_trees import Packed, read_packed, remove_all_but
 from runner.testing.place import GRACE
 from tests.support.folder_contents import everything
@@ -204,6 +206,86 @@ async def test_a_guest_that_is_silent_is_given_up_in_time(tmp_path: Path, autoju
 
     assert not await files.fetch(["/workspace"])
     assert trio.current_time() - begun == 2 * SILENCE
+
+
+class Telling(Silent):
+    """A guest whose command says this, and ends well."""
+
+    def __init__(self, said: bytes, times: int = 1) -> None:
+        self._said = [said] * times
+
+    @property
+    def stdout(self) -> Any:
+        return self
+
+    async def receive_some(self, _: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self._said.pop() if self._said else b""
+
+    async def send_all(self, _: bytes) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def wait(self) -> Exit:
+        return Exit(code=0)
+
+
+@pytest.mark.parametrize(
+    ("said", "times", "words"),
+    [
+        pytest.param(b"81a4,1,0,0,0, x\0" * 10_001, 100, "more than 1,000,000", id="too many"),
+        pytest.param(b"x" * (1 << 20), 257, "too many files and directories", id="too long"),
+        pytest.param(b"81a4,1,0,0,0, x\0", 1, "are missing", id="cut"),
+        pytest.param(b"\0\0", 1, "are missing", id="one root too many"),
+    ],
+)
+async def test_a_listing_that_no_tree_has_is_refused(said: bytes, times: int, words: str) -> None:
+    with pytest.raises(ProviderFailed, match=words):
+        await list_files(cast("Guest", Telling(said, times)), ["/workspace"])
+
+
+async def test_sizes_that_are_no_numbers_are_no_measure(tmp_path: Path) -> None:
+    files = GuestFiles({"/workspace": tmp_path}, [], 1 << 20)
+    files.guest = cast("Guest", Telling(b"81a4,1,many,0,0, x\0\0"))
+
+    with pytest.raises(ProviderFailed, match="cannot be measured"):
+        await files.measure(["/workspace"])
+
+
+async def test_names_that_lead_out_are_asked_for_and_never_written(tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    to.mkdir()
+    files = GuestFiles({"/workspace": to}, [], 1 << 20)
+    head = struct.pack("=QqIHH", 4, 0, FILE, 6, 0)
+    files.guest = cast("Guest", Telling(head + b"../out" + b"evil"))
+    listed = {"../out": "81a4,1,4,0,0,"}
+
+    with pytest.raises(ProviderFailed, match="impossible name"):
+        await fetch_files(files.guest, "/workspace", [*listed], listed, to=to, most=1 << 20)
+
+    assert os.listdir(tmp_path) == ["to"]
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_file_that_grows_or_shrinks_while_it_is_packed_comes_with_the_size_that_was_said(
+    tmp_path: Path, grows: bool
+) -> None:
+    size = 8 << 20
+    (tmp_path / "file").write_bytes(b"x" * size)
+    with subprocess.Popen([binary.find().path, "pack", tmp_path], stdin=PIPE, stdout=PIPE) as packing:
+        assert packing.stdin is not None
+        assert packing.stdout is not None
+        packing.stdin.write(b"file\0")
+        packing.stdin.close()
+        begun = packing.stdout.read(1 << 16)
+        os.truncate(tmp_path / "file", 2 * size if grows else 1 << 20)
+        packed = begun + packing.stdout.read()
+
+    (found,) = [(entry.size, entry.read(-1)) for entry in entries(packed)]
+
+    assert packing.returncode == 0
+    assert found[0] == len(found[1]) == size
+    assert grows or found[1].endswith(b"\0" * (1 << 20))
 
 
 @ROOT.mark

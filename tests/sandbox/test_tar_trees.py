@@ -116,6 +116,8 @@ def test_the_empty_place_of_a_mount_is_left_out_and_a_full_one_is_not(tmp_path: 
         pytest.param(lambda: archive(file("x"), file("x")), id="twice"),
         pytest.param(lambda: archive(file("x"), file("x/y")), id="below a file"),
         pytest.param(lambda: archive(hard("x", "/etc/passwd")), id="hard link out"),
+        pytest.param(lambda: archive(link("l", "")), id="link to nothing"),
+        pytest.param(lambda: with_a_zero_byte(archive(link("l", "a" * 150))), id="link with a zero byte"),
         pytest.param(lambda: archive(link("l", "/etc/passwd"), hard("x", "top/l")), id="hard link to a link"),
         pytest.param(lambda: archive(("x", tarfile.CHRTYPE, "")), id="device"),
         pytest.param(lambda: archive(file("x", "x" * (1 << 21))), id="too large"),
@@ -131,6 +133,27 @@ def test_an_archive_that_lies_writes_nothing_outside_and_is_refused(
     with pytest.raises(ProviderFailed):
         receive(members(), tmp_path / "tree")
     assert os.listdir(tmp_path) == ["tree"]
+
+
+def with_a_zero_byte(whole: io.BytesIO) -> io.BytesIO:
+    """In the long target of a link, which no kernel would give it."""
+    return io.BytesIO(whole.getvalue().replace(b"linkpath=" + b"a" * 150, b"linkpath=a\0" + b"a" * 148))
+
+
+@pytest.mark.parametrize("time", ["nan", "inf", "-inf", "1e300"])
+def test_a_time_that_no_clock_has_is_left_out(tmp_path: Path, time: str) -> None:
+    top = tarfile.TarInfo("top")
+    top.type = tarfile.DIRTYPE
+    dated = tarfile.TarInfo("top/x")
+    dated.pax_headers = {"mtime": time}
+    with tarfile.open(fileobj=(out := io.BytesIO()), mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(top)
+        tar.addfile(dated)
+    out.seek(0)
+
+    receive(out, tmp_path / "tree")
+
+    assert (tmp_path / "tree" / "x").stat().st_mtime == 0
 
 
 def test_more_entries_than_anybody_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
