@@ -81,6 +81,23 @@ def _as_user(project: Project, daemon: Daemon, user: int) -> None:
     project.user = user
 
 
+def as_member(project: Project, daemon: Daemon) -> None:
+    """Let a user in the group of the daemon's socket have the project."""
+    daemon.root.chmod(0o711)
+    os.chown(daemon.socket, 0, USER)
+    _as_user(project, daemon, USER)
+
+
+def settle(project: Project, homes: Path) -> Path:
+    """Put the project where other users find it, and return that place."""
+    place = Path(tempfile.mkdtemp(dir=homes))
+    place.chmod(0o755)
+    project.folder, project.home = place / "project", place / "home"
+    project.folder.mkdir()
+    project.home.mkdir()
+    return place
+
+
 @pytest.fixture(scope="module")
 def near() -> Iterator[Daemon]:
     dockerd.DOCKER.require()
@@ -116,11 +133,7 @@ def elsewhere(request: pytest.FixtureRequest, project: Project, homes: Path) -> 
     """What lets the project use such a daemon, called once its files are there; afterwards the daemon has nothing."""
     daemon = _daemon(request)
     ssh: SshServer | None = request.getfixturevalue("over_ssh") if request.param == "ssh" else None
-    place = Path(tempfile.mkdtemp(dir=homes))
-    place.chmod(0o755)
-    project.folder, project.home = place / "project", place / "home"
-    project.folder.mkdir()
-    project.home.mkdir()
+    place = settle(project, homes)
 
     def use() -> Daemon:
         if isinstance(daemon, RemoteDaemon):
@@ -130,9 +143,7 @@ def elsewhere(request: pytest.FixtureRequest, project: Project, homes: Path) -> 
         elif isinstance(daemon, OtherDaemon):
             _as_user(project, daemon, daemon.user)
         else:
-            daemon.root.chmod(0o711)
-            os.chown(daemon.socket, 0, USER)
-            _as_user(project, daemon, USER)
+            as_member(project, daemon)
         if ssh is not None:
             project.env |= {"DOCKER_HOST": ssh.host, "HOME": str(ssh.home)}
             project.within, project.user = ssh.within, None
