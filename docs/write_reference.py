@@ -309,7 +309,7 @@ def _type(field: Mapping[str, Any], path: str) -> str:
         case {"enum": values}:
             return ", ".join(map(code, values))
         case {"const": value}:
-            return code(value)
+            return code("true" if value is True else value)
     return _scalar(choices[0])
 
 

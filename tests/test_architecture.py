@@ -68,6 +68,13 @@ def test_modules_import_only_lower_layers(path: Path) -> None:
     assert imports(path) - {room} <= below
 
 
+def test_the_page_about_the_architecture_names_every_room() -> None:
+    page = (ROOT.parent / "docs" / "explanation" / "architecture.md").read_text()
+    table = page.partition("\n## Layers\n")[2].partition("\n## ")[0]
+
+    assert [room for room in set().union(*LAYERS) if not room.startswith("__") and f"`{room}`" not in table] == []
+
+
 def loaded_by(*arguments: str) -> set[str]:
     """Modules in ``sys.modules`` after a command line has run."""
     code = (

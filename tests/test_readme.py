@@ -19,6 +19,17 @@ def test_the_readme_is_one_page() -> None:
     assert len(README.text.splitlines()) <= 150
 
 
+def test_a_version_of_the_changelog_is_a_list_of_short_bullets() -> None:
+    _, *versions = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
+
+    for version in versions:
+        bullets = version.split("\n- ")[1:]
+        subjects = [bullet[2 : bullet.index("**", 2)] for bullet in bullets]
+        assert 1 <= len(bullets) <= 40
+        assert len(subjects) == len(set(subjects))
+        assert [bullet for bullet in bullets if len(bullet.split("\n\n")[0].splitlines()) > 4] == []
+
+
 @pytest.mark.parametrize("target", ["quickstart", "test"])
 def test_make_knows_the_targets_of_the_first_screen(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
