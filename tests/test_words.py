@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ import runner
 ROOT = Path(runner.__file__).parent
 MODULES = sorted(ROOT.rglob("*.py"))
 CLAUSE = re.compile(r"(What|Whom?|Whose|Whether|Those|Of|As|Where|How|That|Which|When|Why|None|Nothing)\b")
+
+PAGES = [*(ROOT.parent / "docs").rglob("*.md"), *ROOT.parent.glob("*.md"), *ROOT.rglob("*.md")]
+OTHER_SPELLING = re.compile(  # than that of this house: cancelled, behaviour, recognised (the phase is `finalize`)
+    r"\b\w*(?:behavior|color(?!ama)|cancel(?:ed|ing)\b|labeled|favor|honor|neighbor|gray\b|center\b|judgment|artefact"
+    r"|(?:recogn|normal|organ|serial|minim|maxim|summar|optim|synchron|special|general)iz(?:e|ing|ation))"
+)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -43,3 +50,17 @@ def test_values_of_more_than_four_fields_are_built_by_keyword(path: Path) -> Non
             found += [node.name] if len(fields) > 4 and not by_keyword else []
 
     assert found == []
+
+
+@pytest.mark.parametrize("path", [*MODULES, *PAGES], ids=lambda path: str(path.relative_to(ROOT.parent)))
+def test_prose_has_one_spelling(path: Path) -> None:
+    """Names in backticks and fences are as somebody else has spelt them."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+        with tokenize.open(path) as file:
+            comments = [one.string for one in tokenize.generate_tokens(file.readline) if one.type == tokenize.COMMENT]
+        text = "\n".join([*comments, *(one for one in strings if isinstance(one, str) and " " in one)])
+    prose = re.sub(r"```.*?```|`+[^`]*`+|\S+/\S+", "", text, flags=re.DOTALL)
+
+    assert OTHER_SPELLING.findall(prose) == []

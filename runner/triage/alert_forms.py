@@ -1,4 +1,4 @@
-"""Messages of alerting services, recognized by their shape and read into one form. Pure; nothing in them is trusted.
+"""Messages of alerting services, recognised by their shape and read into one form. Pure; nothing in them is trusted.
 
 Alertmanager's webhook, which Grafana uses too; PagerDuty's webhook (v3) and event (v2); Opsgenie's webhook; Datadog's
 webhook with its default body, and with the variables that people add to it.

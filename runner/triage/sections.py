@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"^[0-9]+(\.[0-9]+)*[.):]? (- )?")
 
 
 def known_as(title: str) -> str:
-    """Normalize a title: without case, number, emphasis, closing marks and colon, and synonyms as their title."""
+    """Normalise a title: without case, number, emphasis, closing marks and colon, and synonyms as their title."""
     words = re.sub(r"[ \t]+", " ", re.sub(r"[*_`]", "", title).rstrip(" \t#")).strip(" ").casefold()
     words = re.sub(_NUMBER, "", words).removesuffix(":").rstrip(" ")
     return SYNONYMS.get(words, words)

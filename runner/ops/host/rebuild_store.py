@@ -108,7 +108,7 @@ def _put_aside(store: Path) -> Path:
 
 
 def _nonce(home: Path) -> bytes | None:
-    """Return the nonce that most leftovers carry, so that the new store recognizes them as its own."""
+    """Return the nonce that most leftovers carry, so that the new store recognises them as its own."""
     found = Counter(left.nonce for left in find_workspace_traces(home))
     try:
         return next((bytes.fromhex(nonce) for nonce, _ in found.most_common(1)), None)

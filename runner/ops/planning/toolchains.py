@@ -89,7 +89,7 @@ async def _find_program(name: str, variables: Mapping[str, str], top: Path | Non
 
 
 def _manager(program: str) -> str | None:
-    """Return the version manager behind a program, recognized by the form of its shims."""
+    """Return the version manager behind a program, recognised by the form of its shims."""
     real = os.path.realpath(program)
     for name in _MULTICALL:
         manager = os.path.join(os.path.dirname(real), name)
