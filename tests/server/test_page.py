@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
-import time
 from contextlib import closing
 from http.cookies import SimpleCookie
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
@@ -154,12 +155,18 @@ def test_lists_of_a_hundred_thousand_runs_are_there_at_once(served: Served) -> N
     visitor = Visitor(served)
     visitor.log_in(served.token)
 
+    def cpu_seconds() -> float:
+        ticks = Path(f"/proc/{served.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
     def seconds(query: str) -> float:
-        began = time.perf_counter()
-        assert visitor.get(f"/?{query}").status == 200
-        return time.perf_counter() - began
+        """CPU seconds of the server for one of seven: what a busy machine takes longer for does not count."""
+        began = cpu_seconds()
+        for _ in range(7):
+            assert visitor.get(f"/?{query}").status == 200
+        return (cpu_seconds() - began) / 7
 
     asked = ("", "cursor=50000.r", "name=run-7*", "name=none", *(f"state={state}" for state in STATES))
-    found = {query: min(seconds(query) for _ in range(7)) for query in asked}
+    found = {query: seconds(query) for query in asked}
 
     assert {query: taken for query, taken in found.items() if taken > 0.05} == {}
