@@ -13,6 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from runner.core.locks import try_flock
+
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY
 _PATIENCE = 2.0  # seconds; ``is_locked`` holds the lock for microseconds
 
@@ -38,9 +40,9 @@ def try_lock(directory: Path) -> int | None:
         directory.mkdir(parents=True, mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
             held = os.open(directory, _FLAGS)
-            if _try_flock(held, fcntl.LOCK_EX) and _is_still_at(held, directory):
+            if try_flock(held, fcntl.LOCK_EX) and _is_still_at(held, directory):
                 return held
-            has_owner = not _try_flock(held, fcntl.LOCK_SH)  # else others only look as well
+            has_owner = not try_flock(held, fcntl.LOCK_SH)  # else others only look as well
             os.close(held)
             if has_owner or time.monotonic() > patience:
                 return None
@@ -53,17 +55,9 @@ def is_locked(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _try_flock(looking, fcntl.LOCK_SH)
+        return not try_flock(looking, fcntl.LOCK_SH)
     finally:
         os.close(looking)
-
-
-def _try_flock(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_still_at(held: int, directory: Path) -> bool:

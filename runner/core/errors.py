@@ -198,6 +198,10 @@ class UnknownVersion(InputError):
     code = "manifest.api-version"
 
 
+class RequiresRunner(InputError):
+    code = "manifest.requires-runner"
+
+
 class UnknownKind(InputError):
     code = "manifest.unknown-kind"
 
@@ -269,6 +273,10 @@ class StalePlan(InputError):
     code = "plan.stale"
 
 
+class InputChanged(InputError):
+    code = "plan.input-changed"
+
+
 class OpenPlan(InputError):
     code = "plan.open"
 
@@ -289,12 +297,20 @@ class Attached(Advice):
     code = "run.attached"
 
 
+class NotTold(Advice):
+    code = "run.not-told"
+
+
 class NotResumable(InputError):
     code = "run.not-resumable"
 
 
 class WorkMissing(DamagedError):
     code = "run.work-missing"
+
+
+class RunElsewhere(LeaseError):
+    code = "run.elsewhere"
 
 
 class DefaultsDropped(Advice):
@@ -320,12 +336,20 @@ class NetworkForbidden(PolicyError):
     code = "policy.network"
 
 
+class SecretForbidden(PolicyError):
+    code = "policy.secret"
+
+
 class IsolationTooWeak(PolicyError):
     code = "policy.isolation"
 
 
 class ProtectedLink(PolicyError):
     code = "policy.protected-link"
+
+
+class Untrusted(PolicyError):
+    code = "policy.untrusted"
 
 
 # --- providers -------------------------------------------------------------------------------------
@@ -639,9 +663,6 @@ class IncidentLeftOut(Advice):
     code = "triage.left-out"
 
 
-# --- triage ----------------------------------------------------------------------------------------
-
-
 class NoIncident(InputError):
     code = "triage.no-incident"
 
@@ -701,16 +722,8 @@ class SecretExposed(InputError):
     code = "secret.exposed"
 
 
-class NotTold(Advice):
-    code = "run.not-told"
-
-
 class McpServerForbidden(PolicyError):
     code = "policy.mcp-server"
-
-
-class SecretForbidden(PolicyError):
-    code = "policy.secret"
 
 
 # --- leases ----------------------------------------------------------------------------------------
@@ -896,10 +909,6 @@ class UnknownPlan(NotFoundError):
     code = "server.unknown-plan"
 
 
-class RunElsewhere(LeaseError):
-    code = "run.elsewhere"
-
-
 class ServerBusy(LeaseError):
     code, http_status = "server.busy", 429
 
@@ -1036,15 +1045,3 @@ class StoreNotEmpty(InputError):
 
 class BadExport(InputError):
     code = "store.bad-export"
-
-
-class InputChanged(InputError):
-    code = "plan.input-changed"
-
-
-class RequiresRunner(InputError):
-    code = "manifest.requires-runner"
-
-
-class Untrusted(PolicyError):
-    code = "policy.untrusted"

@@ -131,7 +131,7 @@ class RehearsalGateway:
 
 
 @asynccontextmanager
-async def serve_fake_model(turns: Sequence[Turn], *, port: int = 0) -> AsyncIterator[int]:
+async def serve_fake_model(turns: Sequence[Turn]) -> AsyncIterator[int]:
     """Serve a fake model of every API on a port of this host's loopback for the length of the block; yield the port.
 
     Each API's requests take the turns for themselves.
@@ -156,7 +156,7 @@ async def serve_fake_model(turns: Sequence[Turn], *, port: int = 0) -> AsyncIter
             await serve_http(stream, answer, large)
 
     async with open_services() as services:
-        listeners = await services.start(partial(trio.serve_tcp, serve, port, host="127.0.0.1"))
+        listeners = await services.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         yield listeners[0].socket.getsockname()[1]
 
 

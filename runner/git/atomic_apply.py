@@ -14,7 +14,6 @@ program that writes a file between the last look at it and the rename, a few mic
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import stat
@@ -26,6 +25,7 @@ from pathlib import Path
 from trio.from_thread import check_cancelled
 
 from runner.core.errors import ApplyInterrupted, PatchConflict, UnsafePath, WouldOverwrite
+from runner.core.locks import try_flock
 from runner.core.sanitize import printable_path
 from runner.git import disk
 from runner.git.tree import EXECUTABLE, LINK
@@ -102,13 +102,10 @@ def _lock(folder: Path) -> int:
             held = os.open(folder, _DIRECTORY)
         except FileNotFoundError:  # another has just finished with it
             continue
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_flock(held):
             os.close(held)
-            raise ApplyInterrupted(
-                f"another apply is under way in `{folder.parent}`", hint="wait until it has ended"
-            ) from None
+            message = f"another apply is under way in `{folder.parent}`"
+            raise ApplyInterrupted(message, hint="wait until it has ended")
         if folder.exists() and os.path.samestat(os.fstat(held), folder.lstat()):
             return held
         os.close(held)

@@ -9,7 +9,6 @@ together exceed their limit. Everything but the lock blocks; adapters call it in
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -22,6 +21,7 @@ import trio
 from msgspec import Struct
 from trio.from_thread import check_cancelled
 
+from runner.core.locks import try_flock
 from runner.git import disk
 from runner.safefs import trees
 
@@ -110,12 +110,10 @@ class Mirror(Struct, frozen=True):
 def try_lock(path: Path) -> int | None:
     """Lock the mirror at ``path`` and return the descriptor, whose closing unlocks it; ``None`` while it is in use."""
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
+    if try_flock(lock):
+        return lock
+    os.close(lock)
+    return None
 
 
 def last_used(path: Path) -> float:

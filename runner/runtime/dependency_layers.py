@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from runner.core.codec import decode, digest, encode
 from runner.core.home import LAYERS
 from runner.core.hosts import NetworkSpec
+from runner.core.locks import try_flock
 from runner.core.model import Mount
 from runner.ports.provider import IN_HOME, SandboxSpec, program_directory
 from runner.runtime.context import write_new
@@ -133,11 +134,11 @@ class Layer(Struct, frozen=True):
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if _try_lock(descriptor, fcntl.LOCK_SH):
+            if try_flock(descriptor, fcntl.LOCK_SH):
                 if (record := await trio.to_thread.run_sync(self.read, trio.from_thread.check_cancelled)) is not None:
                     self.touch()
                     return record, descriptor
-                if _try_lock(descriptor, fcntl.LOCK_EX):
+                if try_flock(descriptor, fcntl.LOCK_EX):
                     return None, descriptor
         except BaseException:
             os.close(descriptor)
@@ -221,11 +222,3 @@ def _move(installation: Path, target: str, to: Path) -> None:
     except OSError as error:
         raise NotKept(f"it has made no directory `{target}`: {error.strerror}") from error
     (top / path).rename(to)
-
-
-def _try_lock(descriptor: int, how: int) -> bool:
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -8,7 +8,6 @@ changed on both since then stays as it is here. Names are relative to the projec
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -20,6 +19,7 @@ from pathlib import Path
 import trio
 
 from runner.core.home import WORKSPACES
+from runner.core.locks import try_flock
 from runner.safefs.safe_open import DIRECTORY, open_directory, opener
 from runner.sandbox.tar_trees import stamp, stamps
 
@@ -134,18 +134,11 @@ async def open_shared(place: Path) -> AsyncIterator[SharedProject]:
     """Open what is known of a project's volume, as the only one among all runners of this home."""
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        while not _lock(directory):  # noqa: ASYNC110  # who has it may be another process
+        while not try_flock(directory):  # noqa: ASYNC110  # who has it may be another process
             await trio.sleep(_BETWEEN_LOOKS)
         yield await trio.to_thread.run_sync(SharedProject, place)
     finally:
         os.close(directory)
-
-
-def _lock(directory: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def _may_come(name: str, known: set[str]) -> bool:
