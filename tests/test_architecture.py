@@ -68,6 +68,12 @@ def test_modules_import_only_lower_layers(path: Path) -> None:
     assert imports(path) - {room} <= below
 
 
+def test_every_room_says_what_it_is() -> None:
+    rooms = sorted(ROOT.glob("*/__init__.py"))
+
+    assert [path.parent.name for path in rooms if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
 def test_the_page_about_the_architecture_names_every_room() -> None:
     page = (ROOT.parent / "docs" / "explanation" / "architecture.md").read_text()
     table = page.partition("\n## Layers\n")[2].partition("\n## ")[0]

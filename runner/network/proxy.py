@@ -3,7 +3,7 @@
 A name is resolved once, and the address that was judged is the one that is dialled. One request with an absolute URL
 is served a connection, so nothing can be hidden behind its end. Everything else is refused.
 
-Theory of operation. A connection's first bytes say how it asks (``_HttpClient``, ``_SocksClient``), ``Way`` dials, and
+Theory of operation. A connection's first bytes say how it asks (``HttpClient``, ``SocksClient``), ``Way`` dials, and
 then bytes are copied. To a host that gets a credential TLS is ended here, with a certificate of the session's own
 authority, and each request is sent on with the credential in a TLS of our own, which verifies the host.
 """

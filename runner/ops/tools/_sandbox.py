@@ -96,7 +96,7 @@ def place(path: str, *, git: bool = True) -> str:
 async def run_script(
     workspace: Workspace, script: str, *words: str, path: str, stdin: bytes = b"", keep_bytes: int = 1 << 20
 ) -> ExecResult:
-    """Run a script with ``enter`` and ``open_file``; its words are data. Raises ``ToolError`` unless it succeeds."""
+    """Run a script with ``enter`` and ``open_file``; its words are data. Raises ``ToolFailed`` unless it succeeds."""
     argv = ["sh", "-c", _PRELUDE + script, "sh", *words]
     with trio.move_on_after(SECONDS) as limit:
         done = await workspace.run(argv, stdin=stdin, keep_bytes=keep_bytes)
@@ -120,7 +120,7 @@ async def run_script(
 
 
 async def read_file(workspace: Workspace, path: str, most: int) -> bytes:
-    """Return all of a file. Raises ``ToolError``, also for one that is larger than ``most`` bytes."""
+    """Return all of a file. Raises ``ToolFailed``, also for one that is larger than ``most`` bytes."""
     done = await run_script(workspace, 'open_file "$1" && cat <&3', place(path), path=path, keep_bytes=most)
     if done.cut:
         raise ToolArgument(f"`{excerpt(path)}` is larger than {most >> 20} MiB", hint="use the tool `bash`")

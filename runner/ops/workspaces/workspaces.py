@@ -116,7 +116,7 @@ class WorkspaceOptions(Struct, frozen=True, kw_only=True):
 
 
 class RemovedWorkspace(Struct, frozen=True, kw_only=True):
-    """A removed workspace: ``receipt`` says what was kept in ``saved``. An adopted ``tree`` stays."""
+    """A removed workspace: ``saved_work`` says what was kept in ``saved``. An adopted ``tree`` stays."""
 
     workspace: str
     saved: Path | None = None
