@@ -599,7 +599,8 @@ async def test_a_model_that_is_away_is_why_the_step_ends(
     project: Project, toolchain: Path, name: str, what: str
 ) -> None:
     spoken, reason, code, words = AWAY[what]
-    write(project, f"agent: {name}\ntimeouts: {{agent: 25s}}", PLACES["local"].format(toolchain))
+    seconds = 25 if reason is Reason.TIMEOUT else 60  # of a busy machine
+    write(project, f"agent: {name}\ntimeouts: {{agent: {seconds}s}}", PLACES["local"].format(toolchain))
 
     async with answering(spoken) as port:
         record = await apply_at(project, name, port)
