@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from runner.core.errors import HostRefused, LeaseHeld, RunnerError, first_leaf
 from runner.core.model import Handle, Outcome, Reason, RunHolder, Status, failed, succeeded
 from runner.core.nurseries import open_services
-from runner.engine.run import Append, exit_code
+from runner.engine.outcomes import exit_code
+from runner.engine.run import Append
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
 from runner.plan.model import RunPlan

@@ -11,20 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 
 import trio
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from runner import __version__
 from runner.core.errors import (
     Escaped,
-    HostRefused,
-    LeaseHeld,
     LeaseLost,
-    McpServerFailed,
-    OutOfMemory,
     RunnerError,
-    WorkspaceLimit,
-    WorkspaceLost,
     first_leaf,
 )
 from runner.core.model import (
@@ -33,19 +27,18 @@ from runner.core.model import (
     Reason,
     RunHolder,
     Status,
-    StopReason,
-    StopStage,
     failed,
     succeeded,
 )
 from runner.core.redact import Secret
-from runner.core.settings import limit
 from runner.engine.execute import execute
+from runner.engine.outcomes import exit_code, outcome_of_error, verdict
+from runner.engine.stopping import RunCancellation, StopCauses
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
 from runner.lifecycle.lease import TTL
 from runner.plan.model import RunPlan, Step, graph_of, network_of
-from runner.ports.provider import KILL_GRACE, STOP_GRACE
+from runner.ports.provider import KILL_GRACE
 from runner.runtime.context import CurrentStep, EventBuffer, ResumeState, RunContext, RunDependencies, RunPaths
 from runner.runtime.disk_watch import outgrown, too_large, watched
 from runner.runtime.lease_holder import LeaseHolder, renew_until_released
@@ -62,45 +55,6 @@ class Uncopied(OSError):
     """The host refused the copies that an ``Append`` writes beside the store; ``recorded`` are stored all the same."""
 
     recorded: Sequence[ev.Recorded] = ()
-
-
-class RunCancellation(Struct, kw_only=True):
-    """Cancels a run: the first signal ends its work, the second its finalize phase and its sandboxes.
-
-    A command that is being stopped has its grace only as long as its sandbox is open. Sandboxes have half of the stop
-    budget, so that the other half is left to save and tear down, whatever ignores TERM.
-    """
-
-    stop_budget_seconds: float
-    work: trio.CancelScope = field(default_factory=trio.CancelScope)
-    finalize: trio.CancelScope = field(default_factory=trio.CancelScope)
-    sandboxes: trio.CancelScope = field(default_factory=trio.CancelScope)
-    requested_at: float | None = None  # trio time of the first signal
-    forced_at: float | None = None  # and of the second
-    lease_lost_at: float | None = None  # when the run's lease ended, or was about to
-    lease_lost_reason: str | None = None  # why, if that is known
-
-    def stop(self) -> None:
-        if self.requested_at is None:
-            self.requested_at = trio.current_time()
-            self.work.cancel()
-            self.start_stop_budget(self.requested_at)
-        elif self.forced_at is None:
-            self.forced_at = trio.current_time()
-            self.finalize.cancel()
-            self.sandboxes.cancel()
-
-    def on_lease_lost(self, why: str | None = None) -> None:
-        """End the work before somebody else can have the workspace."""
-        if self.lease_lost_at is None:
-            self.lease_lost_at, self.lease_lost_reason = trio.current_time(), why
-            self.work.cancel()
-            self.start_stop_budget(self.lease_lost_at)
-
-    def start_stop_budget(self, ended: float) -> None:
-        """Start the stop budget at ``ended``, unless it has started already."""
-        self.finalize.deadline = min(self.finalize.deadline, ended + self.stop_budget_seconds)
-        self.sandboxes.deadline = min(self.sandboxes.deadline, ended + self.stop_budget_seconds / 2)
 
 
 async def execute_run(
@@ -168,7 +122,7 @@ async def execute_run(
     except* LeaseLost:
         # The workspace is another's now, and whatever of it is left. That this run has ended is still for us to say.
         last += (ev.StepEnded(name, _LOST) for name in record.unfinished())
-    outcome = _verdict(record, control)
+    outcome = verdict(record, control)
     text = "what was written before secret {} was known may show it"
     last += (ev.WarningIssued("secret.late", text.format(name)) for name in deps.redact.late)
     await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome)))
@@ -413,7 +367,7 @@ class _PhaseRunner(Struct, kw_only=True):
                 work = _restore(step, run, reused[0].from_run) if reused else _perform(step, run)
                 outcome = await self._within_disk(stops, scope, work)
         except* (RunnerError, OSError) as group:  # out of whatever nurseries it came through
-            outcome = _broken(group, end_unknown=run.step.end_unknown)
+            outcome = outcome_of_error(group, end_unknown=run.step.end_unknown)
             if isinstance(error := first_leaf(group), Escaped):
                 await self.run.emit(ev.ProcessEscaped(step.id, error.message))
         finally:
@@ -421,13 +375,13 @@ class _PhaseRunner(Struct, kw_only=True):
                 self.run.sandboxes.begin_close()  # no later step may find what was in this one's sandbox
             self.run.events.pending.append(ev.StepEnded(step.id, outcome or stops.outcome(run.step.awaited)))
 
-    def _context(self, step: Step) -> tuple[RunContext, _StopCauses]:
+    def _context(self, step: Step) -> tuple[RunContext, StopCauses]:
         """Return the context of a step that begins now, and what may stop it."""
         own = trio.current_time() + step.deadline_seconds
-        stops = _StopCauses(step=step, control=self.control, own=own, outer=self.deadline, finalizing=self.finalizing)
+        stops = StopCauses(step=step, control=self.control, own=own, outer=self.deadline, finalizing=self.finalizing)
         return replace(self.run, current_step=CurrentStep(step.id, stops.explain)), stops
 
-    async def _within_disk(self, stops: _StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
+    async def _within_disk(self, stops: StopCauses, scope: trio.CancelScope, work: Awaitable[Outcome]) -> Outcome:
         """Perform a step, and cancel it when its workspace exceeds a disk limit that the provider does not enforce."""
         measure, limit = watched(self.run, stops.step), self.run.plan.limits.disk_bytes or 0
         if measure is None:
@@ -456,92 +410,6 @@ class _PhaseRunner(Struct, kw_only=True):
         return None
 
 
-class _StopCauses(Struct, kw_only=True):
-    """The moments that may stop one step, in trio time: its ``own`` deadline, its phase's (``outer``), a signal, its
-    disk.
-
-    The clock decides, since several scopes may have expired by now: the earliest moment is the cause, whatever came
-    while the step was ending.
-    """
-
-    step: Step
-    control: RunCancellation
-    own: float
-    outer: float
-    finalizing: bool
-    over_at: float | None = None  # when the workspace was seen to be larger than its limit
-    overfull: str = ""  # in words
-
-    def explain(self, stage: StopStage, command: float) -> ev.StopStageReached:
-        """Build the event of a stop stage for this step's command, whose own deadline is ``command``."""
-        sandboxes = self.control.sandboxes
-        if stage is StopStage.TERM:
-            grace = min(STOP_GRACE, max(0.0, sandboxes.deadline - trio.current_time()))
-            return ev.StopStageReached(self.step.id, stage, self._reason(command), grace)
-        if not sandboxes.cancel_called:  # the grace has passed
-            return ev.StopStageReached(self.step.id, stage, self._reason(command))
-        insisted = _moment(self.control.forced_at) <= sandboxes.deadline
-        return ev.StopStageReached(
-            self.step.id, stage, StopReason.SECOND_SIGNAL if insisted else StopReason.STOP_BUDGET
-        )
-
-    def outcome(self, awaited: str = "") -> Outcome:
-        """Return the outcome of the stopped step; ``awaited`` says what it was waiting for."""
-        because = f": {awaited}" if awaited else ""
-        match self._reason():
-            case StopReason.STEP_DEADLINE:
-                return failed(
-                    Reason.TIMEOUT, f"stopped at its deadline of {limit(self.step.deadline_seconds)}{because}"
-                )
-            case StopReason.RUN_DEADLINE:
-                return failed(Reason.TIMEOUT, f"stopped at the run's deadline{because}")
-            case StopReason.STOP_BUDGET:
-                return failed(Reason.TIMEOUT, "stopped when the stop budget was used up")
-            case StopReason.LEASE_LOST:
-                return failed(Reason.LEASE, "stopped because the lease of its workspace was ending")
-            case StopReason.DISK_FULL:
-                return failed(Reason.DISK, f"stopped: {self.overfull}")
-            case _:
-                return Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="stopped")
-
-    def _reason(self, command: float = math.inf) -> StopReason:
-        if self.finalizing:
-            signal = (_moment(self.control.forced_at), StopReason.SECOND_SIGNAL)
-            outer = (self.outer, StopReason.STOP_BUDGET)
-        else:
-            signal = (_moment(self.control.requested_at), StopReason.SIGNAL)
-            outer = (self.outer, StopReason.RUN_DEADLINE)
-        lost = (_moment(self.control.lease_lost_at), StopReason.LEASE_LOST)
-        full = (_moment(self.over_at), StopReason.DISK_FULL)
-        own = (self.own, StopReason.STEP_DEADLINE)
-        moments = (signal, lost, full, own, outer, (command, StopReason.COMMAND_DEADLINE))
-        at, reason = min(moments, key=lambda moment: moment[0])  # the first of equal ones
-        return reason if at <= trio.current_time() else StopReason.FAILURE
-
-
-def _moment(at: float | None) -> float:
-    return math.inf if at is None else at
-
-
-def _broken(group: ExceptionGroup[RunnerError | OSError], *, end_unknown: bool) -> Outcome:
-    error = first_leaf(group)
-    if isinstance(error, OSError):
-        error = HostRefused.of(error)
-    assert isinstance(error, RunnerError)
-    details = (f"hint: {error.hint}",) if error.hint else ()
-    if end_unknown and isinstance(error, OutOfMemory):  # of which the command was ended, whatever it had done
-        return failed(Reason.OOM, error.message, details=details)
-    if end_unknown and isinstance(error, WorkspaceLost):
-        message = f"the sandbox was lost while a command ran in it: {error.message}"
-        return Outcome(status=Status.UNKNOWN, reason=Reason.UNKNOWN, message=message, details=details)
-    reason = Reason.LEASE if isinstance(error, LeaseHeld | LeaseLost) else Reason.PLATFORM
-    if isinstance(error, WorkspaceLimit):
-        reason = Reason.LIMIT
-    if isinstance(error, McpServerFailed):
-        return failed(Reason.MCP, error.message, details=details)
-    return failed(reason, f"{error.code}: {error.message}", details=details)
-
-
 def _provisioning(plan: RunPlan) -> ProvisionBody:
     (body,) = (step.body for step in plan.steps if step.kind == "provision")
     assert isinstance(body, ProvisionBody)
@@ -559,40 +427,3 @@ async def _restore(step: Step, run: RunContext, of: str) -> Outcome:
     if hasattr(module, "restore"):
         await module.restore(step.body, run)
     return succeeded(f"as in run {of}")
-
-
-def _verdict(record: RunRecord, control: RunCancellation) -> Outcome:
-    """Return the run's outcome: the first step that failed decides, unless a signal or a lost lease ended the run."""
-    if control.requested_at is not None:
-        return Outcome(status=Status.CANCELLED, reason=Reason.CANCELLED, message="stopped by a signal")
-    if control.lease_lost_at is not None:
-        because = f": {control.lease_lost_reason}" if control.lease_lost_reason else ""
-        return failed(Reason.LEASE, f"the lease of its workspace could not be kept{because}")
-    for name, step in record.steps.items():
-        if step.outcome is not None and not step.outcome.ok:
-            return Outcome(
-                status=step.outcome.status, reason=step.outcome.reason, message=f"{name}: {step.outcome.message}"
-            )
-    unreached = [name for name, step in record.steps.items() if not step.status.ended]
-    if unreached:
-        return failed(Reason.TIMEOUT, f"the deadline came before {unreached[0]}")
-    return Outcome(status=Status.SUCCEEDED)
-
-
-def exit_code(outcome: Outcome) -> int:
-    """Return the process's exit code for a run's outcome."""
-    match outcome.reason:
-        case None:
-            return 0
-        case Reason.CANCELLED:
-            return 130
-        case Reason.TIMEOUT:
-            return 124
-        case Reason.POLICY:
-            return 3
-        case Reason.PLATFORM | Reason.UNKNOWN:
-            return 4
-        case Reason.LEASE | Reason.LIMIT:
-            return 5
-        case _:
-            return 1

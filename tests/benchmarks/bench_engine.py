@@ -16,7 +16,8 @@ import trio
 
 from runner.core.model import Fence
 from runner.engine.execute import execute
-from runner.engine.run import RunCancellation, execute_run
+from runner.engine.run import execute_run
+from runner.engine.stopping import RunCancellation
 from runner.events.events import Event, Recorded
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan

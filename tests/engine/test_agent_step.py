@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from runner.core.compiled_programs import Program
 from runner.core.model import Handle
 from runner.core.settings import shipped
-from runner.engine.run import RunCancellation
+from runner.engine.stopping import RunCancellation
 from runner.events import events as ev
 from runner.guest import build
 from runner.ports.provider import SandboxSpec

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from runner.core.errors import Escaped
 from runner.core.model import Status
-from runner.engine.run import RunCancellation
+from runner.engine.stopping import RunCancellation
 from runner.events import events as ev
 from runner.ops.planning.facts import open_provider
 from tests.support.fake_provider import FakeProvider, Scripted

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 from runner.core import errors
 from runner.core.model import Exit, Fence, IsolationClass, Reason, Status
 from runner.engine.recover import recover
-from runner.engine.run import RunCancellation
+from runner.engine.stopping import RunCancellation
 from runner.events import events as ev
 from runner.events.record import RunRecord, replay
 from runner.plan.model import RunPlan

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from runner.core.errors import OutOfMemory, WorkspaceLost
 from runner.core.model import Exit, Fence, Handle, Outcome, Reason, Status, StopReason, StopStage
-from runner.engine.run import RunCancellation
+from runner.engine.stopping import RunCancellation
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.ports.provider import SandboxSpec

@@ -16,7 +16,7 @@ import trio
 from runner.core.model import Fence
 from runner.core.settings import Settings
 from runner.engine.recover import recover
-from runner.engine.run import RunCancellation
+from runner.engine.stopping import RunCancellation
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.runtime.context import RunPaths

@@ -22,7 +22,8 @@ import trio
 from runner.core.errors import LeaseHeld, ProviderFailed, RunnerError, StoreBusy, StoreFailed
 from runner.core.model import CommandHolder, Fence, Handle, IsolationClass, Lease, Outcome, SavedWork, succeeded
 from runner.engine.recover import recover
-from runner.engine.run import RunCancellation, execute_run
+from runner.engine.run import execute_run
+from runner.engine.stopping import RunCancellation
 from runner.events import events as ev
 from runner.events.record import replay
 from runner.gateway.gateway import ModelGateway

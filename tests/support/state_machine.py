@@ -11,7 +11,8 @@ from runner.cluster.clusters import Clusters
 from runner.core.ids import run_id
 from runner.core.model import Fence
 from runner.core.settings import Settings, shipped
-from runner.engine.run import RunCancellation, execute_run
+from runner.engine.run import execute_run
+from runner.engine.stopping import RunCancellation
 from runner.events import events as ev
 from runner.events.record import RunRecord
 from runner.gateway.gateway import ModelGateway

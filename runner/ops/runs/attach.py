@@ -9,7 +9,7 @@ import trio
 
 from runner.core.errors import RunUnfinished
 from runner.core.nurseries import open_services
-from runner.engine.run import RunCancellation
+from runner.engine.stopping import RunCancellation
 from runner.events.events import Recorded
 from runner.events.record import RunRecord, fold
 from runner.ports.sink import Sink

@@ -16,7 +16,7 @@ from runner.ops.host.state import open_state
 from runner.ports.store import EntryRow, Store
 
 if TYPE_CHECKING:
-    from runner.engine.run import RunCancellation
+    from runner.engine.stopping import RunCancellation
 
 _KIND = "cancel"  # of entries, each named after its run
 _LOOK = 1.0  # seconds between looks for requests

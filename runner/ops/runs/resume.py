@@ -26,7 +26,8 @@ from runner.core.nurseries import unwrapping_groups
 from runner.core.plural import plural
 from runner.core.redact import Redactor
 from runner.core.settings import Settings
-from runner.engine.run import RunCancellation, execute_run
+from runner.engine.run import execute_run
+from runner.engine.stopping import RunCancellation
 from runner.events.record import RunRecord, replay
 from runner.git import open_git
 from runner.lifecycle.resume import SCAN, Decided, Earlier, decide

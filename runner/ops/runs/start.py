@@ -24,7 +24,8 @@ from runner.core.redact import Redactor
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.engine.execute import execute
-from runner.engine.run import RunCancellation, execute_run, record_skipped_run
+from runner.engine.run import execute_run, record_skipped_run
+from runner.engine.stopping import RunCancellation
 from runner.events.events import Recorded, RunEnded
 from runner.events.record import RunRecord, replay
 from runner.manifest.kinds.project import Spec as ProjectSpec

@@ -8,7 +8,7 @@ from functools import partial
 from runner.artifacts.stored_plan import read_plan
 from runner.core.errors import BadPlanFile
 from runner.core.settings import Settings
-from runner.engine.run import RunCancellation
+from runner.engine.stopping import RunCancellation
 from runner.events.record import RunRecord
 from runner.ops.host.liveness import is_run_lost
 from runner.ops.host.state import read_state

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from runner.core.errors import RunUnfinished
 from runner.core.model import succeeded
-from runner.engine.run import RunCancellation
+from runner.engine.stopping import RunCancellation
 from runner.events import events as ev
 from runner.ops.runs.attach import follow
 from runner.store.memory import MemoryStore
