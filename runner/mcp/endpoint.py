@@ -48,10 +48,15 @@ _EMPTY = {"prompts/list": "prompts", "resources/list": "resources", "resources/t
 
 @asynccontextmanager
 async def open_bridge(
-    grant: McpGrant, approve: Approve, tell: Callable[[str], None], on_call: Callable[[McpCall], None]
+    grant: McpGrant,
+    approve: Approve,
+    tell: Callable[[str], None],
+    on_call: Callable[[McpCall], None],
+    *,
+    max_reported: int = MAX_REPORTED,
 ) -> AsyncIterator[AgentBridge]:
     """Open a bridge; see ``ports.mcp.OpenMcp``."""
-    bridge = AgentBridge(grant, approve, tell, on_call)
+    bridge = AgentBridge(grant, approve, tell, on_call, max_reported)
     try:
         yield bridge
     finally:
@@ -62,14 +67,19 @@ class AgentBridge(ServedSession):
     """See the port."""
 
     def __init__(
-        self, grant: McpGrant, approve: Approve, tell: Callable[[str], None], on_call: Callable[[McpCall], None]
+        self,
+        grant: McpGrant,
+        approve: Approve,
+        tell: Callable[[str], None],
+        on_call: Callable[[McpCall], None],
+        max_reported: int,
     ) -> None:
         super().__init__(large_places=4, max_body=MAX_LINE)
         options = BridgeOptions(timeout=grant.timeout, passed=frozenset(grant.passed), tools=grant.tools)
         self._bridge = Bridge(options, approve, tell)
         self._grant, self._tell, self._on_call = grant, tell, on_call
         self._begun = 0  # calls that the budget counts
-        self._told = 0
+        self._left_to_tell = max_reported
         self._untold: Counter[McpVerdict] = Counter()
 
     # --- the server ----------------------------------------------------------------------------------
@@ -212,10 +222,10 @@ class AgentBridge(ServedSession):
         return body, McpVerdict.FAILED if failed else McpVerdict.ANSWERED
 
     def _report(self, message: Message, sent: int, received: int, seconds: float, verdict: McpVerdict) -> None:
-        if self._told >= MAX_REPORTED and not self._connections.closed:
+        if not self._left_to_tell and not self._connections.closed:
             self._untold[verdict] += 1
             return
-        self._told += 1
+        self._left_to_tell -= not self._connections.closed
         method, params = message["method"], message.get("params")
         name = params.get("name") if isinstance(params, dict) and method == "tools/call" else None
         tool = name if isinstance(name, str) else method

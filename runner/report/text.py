@@ -98,17 +98,17 @@ def cluster_line(used: ClusterUse) -> str:
 
 
 def mcp_lines(record: RunRecord) -> Iterator[str]:
-    """Say of each MCP server how many calls its tools answered, and which ended otherwise."""
+    """Say of each MCP server how many calls its tools answered, and how many failed or were refused."""
     for server in dict.fromkeys([*record.mcp_servers, *(name for name, _, _ in record.mcp)]):
         uses = [one for one in record.mcp.values() if one.server == server]
         answered = [one for one in uses if one.verdict is McpVerdict.ANSWERED]
         others = sorted((one for one in uses if one.verdict is not McpVerdict.ANSWERED), key=_most_called)
         answered.sort(key=_most_called)
-        text = f"{server}: {plural(sum(one.calls for one in uses), 'call')}"
+        text = f"{server}: {plural(sum(one.calls for one in answered), 'call')}"
         text += _named([f"{one.tool} {one.calls}" if one.tool else "" for one in answered])
         if others:
             told = [f"{one.tool} {one.verdict}".strip() for one in others]
-            text += f"; {sum(one.calls for one in others)} of them not answered{_named(told)}"
+            text += f"; {sum(one.calls for one in others)} failed or refused{_named(told)}"
         yield text
 
 

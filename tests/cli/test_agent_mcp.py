@@ -8,7 +8,10 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ import pytest
 from tests.support import components
 from tests.support.mcp_agent import STAND_IN, anything, call, server, write
 from tests.support.needs import AGENTS
-from tests.support.situations import Done, Project, until, write_files
+from tests.support.situations import Done, Project, document, until, write_files
 
 KEY = "s3cret-of-the-server"
 MODELS = {"claude": "sonnet", "codex": "gpt-4.1", "gemini": "gemini-2.5-pro", "goose": "gpt-4.1"}
@@ -45,7 +48,7 @@ def results(project: Project) -> list[str]:
 
 
 def verdicts(record: dict[str, Any]) -> dict[str, int]:
-    return {f"{one['tool']} {one['verdict']}": one["calls"] for one in record["mcp_calls"]}
+    return {f"{one['server']} {one['tool']} {one['verdict']}": one["calls"] for one in record["mcp_calls"]}
 
 
 @pytest.mark.parametrize("cli", MODELS)
@@ -75,7 +78,7 @@ def test_each_cli_calls_a_tool_of_a_server_in_a_sandbox_of_its_own(cli: str, pro
     done, record = rehearse(project)
 
     assert done.code == 0, done.out + done.err
-    assert verdicts(record) == {"echo answered": 1}
+    assert verdicts(record) == {"docs echo answered": 1}
     assert record["mcp_servers"] == {"docs": 1}
     assert "docs: 1 call (echo 1)" in project.runner("runs", "show", "last").out
     changed = project.runner("runs", "patch", "last").out
@@ -124,16 +127,17 @@ def test_each_call_is_judged_outside_and_a_server_that_lies_and_dies_harms_no_ot
     assert "has ended" in told[8]
     assert "9 of 9 calls" in told[12]
     assert verdicts(record) == {
-        "echo answered": 4,  # of the first server
-        "deaf not-allowed": 1,
-        "resources/read not-allowed": 1,
-        "lie answered": 1,
-        "flood answered": 1,
-        "slow timeout": 1,
-        "seen secret": 1,
-        "die ended": 1,
-        "echo budget": 1,
-    } | {"echo answered": 1} | {"echo answered": 4}  # fmt: skip
+        "docs echo answered": 4,
+        "docs deaf not-allowed": 1,
+        "docs resources/read not-allowed": 1,
+        "docs lie answered": 1,
+        "docs flood answered": 1,
+        "docs slow timeout": 1,
+        "docs seen secret": 1,
+        "docs die ended": 1,
+        "docs echo budget": 1,
+        "other echo answered": 1,
+    }
     everything = [path for path in (project.home / "state" / "runs").rglob("*") if path.is_file()]
     assert not [path for path in everything if KEY.encode() in path.read_bytes()]
 
@@ -146,6 +150,122 @@ def test_a_server_that_does_not_start_ends_the_run_before_its_model_is_asked(pro
     message = "MCP server `docs` did not start: it exited 2: no such option"
     assert (done.code, record["outcome"]["reason"], message in done.out) == (1, "mcp", True)
     assert record["models"] == {}
+
+
+@contextmanager
+def elsewhere() -> Iterator[tuple[int, list[dict[str, str]]]]:
+    """A server by HTTP on this host, which wants a token; the headers of each request."""
+    heard: list[dict[str, str]] = []
+
+    class Face(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            heard.append({name.lower(): value for name, value in self.headers.items()})
+            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("echo", "drop")]
+            results: dict[str, Any] = {
+                "initialize": {
+                    "protocolVersion": "2025-06-18",
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "far", "version": "1"},
+                },
+                "tools/list": {"tools": tools},
+                "tools/call": {"content": [{"type": "text", "text": "from afar"}]},
+            }
+            if message.get("params", {}).get("name") == "drop":
+                self.close_connection = True
+                return
+            body = b""
+            if "id" in message:
+                result = results.get(message["method"], {})
+                body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+            streams = message["method"] == "tools/call"
+            body = b"event: message\ndata: " + body + b"\n\n" if streams else body
+            self.send_response(200 if body else 202)
+            self.send_header("Content-Type", "text/event-stream" if streams else "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            if message["method"] == "initialize":
+                self.send_header("Mcp-Session-Id", "the-session")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            self.send_response(405)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_DELETE = do_GET
+
+        def log_message(self, format: str, *words: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Face) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port, heard
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_elsewhere_gets_its_credential_outside(project: Project, tools: Path) -> None:
+    project.env["KEY"] = KEY
+    look = "env | grep -c s3cret; cat ~/.claude/*.json | grep -c far.example; true"
+    turns = [call("echo", "far", text="x"), call("drop", "far"), call("echo", "far", text="y"), {"run": look}]
+    with elsewhere() as (port, heard):
+        inject = {"name": "KEY", "from": {"env": "KEY"}, "bearer": True}
+        used = [{"name": "far", "url": f"http://127.0.0.1:{port}/mcp", "inject": inject}]
+        write(project, tools, used=used, turns=turns)
+
+        done, record = rehearse(project)
+
+    assert done.code == 0, done.out + done.err
+    told = results(project)
+    assert json.loads(told[0])["content"][0]["text"] == json.loads(told[2])["content"][0]["text"] == "from afar"
+    assert "the connection broke" in told[1]
+    assert told[3].split() == ["0", "0"]
+    assert verdicts(record) == {"far echo answered": 2, "far drop failed": 1}
+    assert {one["authorization"] for one in heard} == {f"Bearer {KEY}"}
+    assert {one.get("mcp-session-id") for one in heard[1:]} == {"the-session"}
+    assert {one["credential"] for one in record["network"]} == {"far.KEY"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "more", "options", "said"),
+    [
+        ("mcp_servers: [other]", {}, (), "policy `house` does not allow MCP server `docs`"),
+        ("secrets: []", {"secrets": [{"name": "A", "from": {"env": "A"}}]}, (), "does not allow secret `A`"),
+        ("network: none", {"network": {"allow": ["a.test"]}}, (), "policy `house` does not allow network a.test"),
+        ("providers: [docker]", {"provider": "local"}, (), "policy `house` does not allow provider `local`"),
+        ("{}", {}, ("--untrusted",), "an untrusted manifest may not use MCP server `docs`"),
+        ("{}", {"tools": ["search"]}, (), "`docs` lets nobody call `echo`"),
+        ("{}", {"provider": "process"}, (), "it does not isolate what runs in its workspaces"),
+    ],
+    ids=["server", "secret", "network", "provider", "fork", "tool", "isolation"],
+)
+def test_what_a_server_may_be_is_judged_in_the_plan(
+    policy: str, more: dict[str, Any], options: tuple[str, ...], said: str, project: Project, tools: Path
+) -> None:
+    used = [{"name": "docs", "tools": ["echo"]}]
+    write(project, tools, server(**more), used=used, turns=[], run="policy: house")
+    project.add(document("Policy", "house", policy))
+
+    done = project.runner("plan", str(project.folder), *options)
+
+    assert said in done.err
+    assert done.code in (2, 3, 4)
+
+
+def test_a_list_that_has_changed_is_withheld_until_it_is_approved(project: Project, tools: Path) -> None:
+    write(project, tools, server(), used=["docs"], turns=[call("change"), {"run": "sleep 3"}, call("echo", text="x")])
+
+    done, record = rehearse(project)
+
+    assert done.code == 0, done.out + done.err
+    (name,) = [one["name"] for one in project.json("mcp", "hosted", "list")]
+    assert "there is no tool `echo`" in results(project)[2]
+    assert [one for one in record["warnings"] if f"runner mcp approve {name}" in one["message"]]
+    assert project.runner("mcp", "approve", name, "--yes").code == 0
 
 
 @pytest.mark.parametrize("how", ["signal", "deadline", "kill"])

@@ -19,7 +19,7 @@ from runner.core.model import McpVerdict
 from runner.core.nurseries import open_services
 from runner.core.redact import Redactor
 from runner.mcp.endpoint import AgentBridge, open_bridge
-from runner.ports.mcp import Lists, McpCall, McpGrant
+from runner.ports.mcp import MAX_REPORTED, Lists, McpCall, McpGrant
 from tests.support.mcp_agent import PROGRAM
 
 
@@ -97,7 +97,9 @@ async def _answer(stream: Any) -> tuple[int, dict[str, str], bytes]:
 
 
 @asynccontextmanager
-async def bridged(told: list[McpCall], said: list[str] | None = None, **grant: Any) -> AsyncIterator[Client]:
+async def bridged(
+    told: list[McpCall], said: list[str] | None = None, max_reported: int = MAX_REPORTED, **grant: Any
+) -> AsyncIterator[Client]:
     async def approve(found: Lists) -> Lists:
         await trio.lowlevel.checkpoint()
         return found
@@ -111,7 +113,8 @@ async def bridged(told: list[McpCall], said: list[str] | None = None, **grant: A
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with open_bridge(McpGrant(**grant), approve, tell, told.append) as bridge, open_services() as services:
+        opened = open_bridge(McpGrant(**grant), approve, tell, told.append, max_reported=max_reported)
+        async with opened as bridge, open_services() as services:
             services.start_soon(bridge.attach, process.stdin, process.stdout)
             await bridge.wait_ready()
             client = Client(bridge, services)
@@ -132,7 +135,7 @@ async def test_what_an_agent_may_call_is_judged_here() -> None:
         ("echo", McpVerdict.ANSWERED),
         ("deaf", McpVerdict.NOT_ALLOWED),
         ("lie", McpVerdict.ANSWERED),
-        ("echo", McpVerdict.BUDGET),
+        ("echo", McpVerdict.ANSWERED),
         ("echo", McpVerdict.BUDGET),
     ]
 
@@ -158,12 +161,12 @@ async def test_an_answer_with_a_secret_is_withheld_and_an_error_of_the_server_is
     assert said == ["a message of it had secret docs.KEY in it, and was withheld"]
 
 
-async def test_a_thousand_calls_are_told_one_by_one_and_more_together() -> None:
+async def test_so_many_calls_are_told_one_by_one_and_more_together() -> None:
     told: list[McpCall] = []
-    async with bridged(told, tools=("echo",)) as client:
-        for _ in range(1010):
+    async with bridged(told, max_reported=10, tools=("echo",)) as client:
+        for _ in range(15):
             await client.call("deaf")
-    assert (len(told), told[-1].count, told[-1].tool) == (1001, 10, "")
+    assert (len(told), told[-1].count, told[-1].tool) == (11, 5, "")
 
 
 async def storm(client: Client, count: int, at_once: int, chance: random.Random) -> tuple[int, int]:
@@ -177,7 +180,7 @@ async def storm(client: Client, count: int, at_once: int, chance: random.Random)
             text, kind = f"{number}-{chance.random()}", chance.random()
             with trio.move_on_after(chance.random() * 0.02 if kind < 0.3 else 60):
                 slow = kind < 0.4
-                given = {"seconds": chance.random() * 2.5, "text": text} if slow else {"text": text}
+                given = {"seconds": chance.choice((0.05, 0.2, 6)), "text": text} if slow else {"text": text}
                 found = await client.call("slow" if slow else "echo", **given)
                 if "content" in found:
                     answered += 1
@@ -190,14 +193,14 @@ async def storm(client: Client, count: int, at_once: int, chance: random.Random)
 
 
 async def test_of_a_hundred_calls_at_once_none_gets_the_answer_of_another() -> None:
-    async with bridged([], timeout=2.0) as client:
+    async with bridged([], timeout=5.0) as client:
         answered, wrong = await storm(client, 300, 100, random.Random(7))
     assert (answered > 100, wrong) == (True, 0)
 
 
 @pytest.mark.nightly
 async def test_of_ten_thousand_calls_with_timeouts_and_cancels_none_gets_the_answer_of_another() -> None:
-    async with bridged([], timeout=2.0) as client:
+    async with bridged([], timeout=5.0) as client:
         answered, wrong = await storm(client, 10_000, 100, random.Random(11))
     assert (answered > 5_000, wrong) == (True, 0)
 

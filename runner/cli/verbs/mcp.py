@@ -12,7 +12,9 @@ from runner.cli.output import Output
 from runner.cli.verbs import _hosted
 from runner.core.sanitize import excerpt, sanitize
 
-SUMMARY = "serve an agent or an editor over MCP, and host its servers: serve, install, register, hosted, approve"
+SUMMARY = (
+    "serve an agent or an editor over MCP, and host its servers: serve, install, gateway, register, hosted, approve"
+)
 CLIENTS = ("claude", "codex", "gemini", "goose", "vscode")
 GROUP = "server"
 EXAMPLES = (
@@ -22,6 +24,7 @@ EXAMPLES = (
     "runner mcp serve --agent-type worker --url https://git.example.org/shop.git",
     "runner mcp install claude",
     "runner mcp register docs.runner.yaml",
+    "runner mcp gateway servers/",
     "runner mcp hosted list",
     "runner mcp hosted logs docs",
     "runner mcp hosted restart docs",
@@ -49,11 +52,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     install.add_argument("client", choices=CLIENTS, help="whose configuration; that of vscode is in this directory")
     install.add_argument("--name", metavar="NAME", default="runner", help="what the server is called there; runner")
     install.add_argument("--agent-type", metavar="NAME", help="serve only the tools of a new workspace of this type")
+    install.add_argument("--gateway", metavar="PATH", type=Path, help="serve the MCP servers of this file or folder")
     install.add_argument("--manifests", metavar="PATH", type=Path, help="file or folder of the runs that it may start")
+    summary = "host the servers of a file or folder for one client, as one server on standard input and output"
+    gateway = verbs.add_parser("gateway", help=summary, description=summary, allow_abbrev=False)
+    gateway.add_argument("path", metavar="PATH", type=Path, help="file or folder of `McpServer` manifests")
     _hosted.add_arguments(verbs)
 
 
 def main(args: Namespace, out: Output) -> int:
+    if args.what == "gateway":
+        return _gateway(args, out)
     if args.what not in ("serve", "install"):
         return _hosted.main(args, out)
     return _serve(args, out) if args.what == "serve" else _install(args, out)
@@ -70,11 +79,14 @@ def _install(args: Namespace, out: Output) -> int:
 
     if not is_name(args.name):
         raise UsageError(f"`{excerpt(args.name)}` cannot name a server", hint="use small letters, digits and `-`")
+    if args.gateway is not None and (args.agent_type is not None or args.manifests is not None):
+        raise UsageError("a --gateway serves MCP servers, and nothing else", hint="leave the other options out")
     options = ["--agent-type", args.agent_type] if args.agent_type is not None else []
     options += ["--manifests", os.path.abspath(args.manifests)] if args.manifests is not None else []
     program = shutil.which(sys.argv[0])
     words = [os.path.abspath(program)] if program is not None else [sys.executable, "-m", "runner"]
-    done = install(args.client, args.name, [*words, "mcp", "serve", *options], current())
+    served = ["gateway", os.path.abspath(args.gateway)] if args.gateway is not None else ["serve", *options]
+    done = install(args.client, args.name, [*words, "mcp", *served], current())
     out.line(sanitize(f"{done.path}: {done.entry} is {'new' if done.changed else 'there already'}", 1_000))
     return 0
 
@@ -128,6 +140,29 @@ def _serve(args: Namespace, out: Output) -> int:
                     advise=lambda advice: out.findings([advice]),
                     say=out.complain,
                 )
+
+    run_cancellable(whole)
+    return 0
+
+
+def _gateway(args: Namespace, out: Output) -> int:
+    import trio
+
+    from runner.cli.signals import run_cancellable, stop_at_signals
+    from runner.cli.streams import descriptor_streams
+    from runner.core.settings import current
+    from runner.ops.mcp.gateway import serve_gateway
+    from runner.ops.workspaces.workspace_lease import open_workspace_env
+
+    streams = descriptor_streams(*_own_streams(), 2)
+
+    async def whole() -> None:
+        stopping = trio.CancelScope()
+        async with (
+            open_workspace_env(current(), lambda advice: out.findings([advice])) as env,
+            stop_at_signals(stopping.cancel),
+        ):
+            await serve_gateway(env, args.path, streams.read, streams.write_out, stopping=stopping)
 
     run_cancellable(whole)
     return 0

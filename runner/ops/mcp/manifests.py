@@ -50,8 +50,8 @@ class HostedSpec(Struct, frozen=True, kw_only=True):
     health_timeout: float
 
 
-async def read_servers(path: Path | None, settings: Settings) -> dict[str, HostedSpec]:
-    """Return the servers of a manifest or folder by name, and those that are registered.
+async def read_servers(path: Path | None, settings: Settings, *, registered: bool = True) -> dict[str, HostedSpec]:
+    """Return the servers of a manifest or folder by name, and those that are ``registered`` if wanted.
 
     Raises ``Rejected`` with everything that is wrong.
     """
@@ -60,7 +60,7 @@ async def read_servers(path: Path | None, settings: Settings) -> dict[str, Hoste
     if not servers and not found and path is not None:
         hint = "write a document of kind `McpServer`"
         found.append(NothingToRun(f"`{excerpt(str(path))}` has no server to host", hint=hint))
-    more, wrong = load_registered(settings.home)
+    more, wrong = load_registered(settings.home) if registered else ([], [])
     names = {one.name for one in servers}
     for document in (one for one in more if one.name in names):
         text = f"a server `{document.name}` is registered already"

@@ -1,0 +1,87 @@
+"""A gateway to the servers of a manifest or a folder, for one client without runs: it lives as long as the client."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import trio
+from msgspec.structs import replace
+
+from runner.core.codec import digest
+from runner.core.nurseries import open_services
+from runner.mcp.gateway import Gateway
+from runner.ops.mcp import records
+from runner.ops.mcp.hosting import LOOK_SECONDS, HostedServer
+from runner.ops.mcp.manifests import HostedSpec, read_servers
+from runner.ops.workspaces import workspaces as ws
+from runner.ops.workspaces.create_checks import choose_provider, require_isolation
+from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+from runner.ops.workspaces.workspaces import WorkspaceOptions
+from runner.ports.store import WorkspaceRow
+
+
+async def serve_gateway(
+    env: WorkspaceEnv,
+    path: Path,
+    read: Callable[[], Awaitable[bytes]],
+    write: Callable[[bytes], Awaitable[None]],
+    *,
+    stopping: trio.CancelScope,
+) -> None:
+    """Host the servers for a client, until it closes its end or ``stopping`` is cancelled; nothing of them stays.
+
+    Raises ``Rejected`` with everything that is wrong with the manifests.
+    """
+    specs = await read_servers(path, env.settings, registered=False)
+    servers = {name: _OwnServer(env, _for_folder(spec)) for name, spec in specs.items()}
+    scopes = [trio.CancelScope() for _ in servers]
+    async with open_services() as services:
+        services.start_soon(_look, env, servers)
+        async with trio.open_nursery() as nursery:
+            for server, scope in zip(servers.values(), scopes, strict=True):
+                nursery.start_soon(server.run, scope)
+            with stopping:
+                await Gateway({name: server.bridge for name, server in servers.items()}).talk(read, write)
+            for scope in scopes:
+                scope.cancel()  # each has its grace then
+
+
+def _for_folder(spec: HostedSpec) -> HostedSpec:
+    """Return a server under the name that its approval has: servers of other folders may be called like it."""
+    return replace(spec, name=f"{spec.name}@{digest(spec.folder).partition(':')[2][:12]}")
+
+
+async def _look(env: WorkspaceEnv, servers: Mapping[str, HostedServer]) -> None:
+    """Do what people ask for meanwhile, as a host does."""
+    while True:
+        await trio.sleep(LOOK_SECONDS)
+        known = {one.name: one for one in await records.list_hosted(env.store)}
+        for server in servers.values():
+            if (record := known.get(server.spec.name)) is not None:
+                await server.look(record)
+
+
+class _OwnServer(HostedServer):
+    """A server of this process alone: its workspace is new, and ends with it."""
+
+    _row: WorkspaceRow | None = None
+
+    async def run(self, scope: trio.CancelScope) -> None:
+        try:
+            await super().run(scope)
+        finally:
+            if self._row is not None:
+                with trio.CancelScope(shield=True):
+                    await ws.destroy(self.env, self._row.id, discard=True, reason="its client has gone")
+
+    async def _workspace(self) -> WorkspaceRow | None:
+        spec, env = self.spec, self.env
+        chosen = await choose_provider(env, spec.provider, spec.image, adopting=False)
+        require_isolation(chosen.probe)
+        if not await self._may_use(chosen.image):
+            return None
+        if self._row is None:
+            options = WorkspaceOptions(image=spec.image, limits=spec.limits, mcp_server=spec.name)
+            self._row = await ws.create(env, options, chosen=chosen)
+        return self._row
