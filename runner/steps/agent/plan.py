@@ -144,7 +144,7 @@ def planned_server(server: McpServer) -> PlannedServer:
         parts.insert(0, f"at {server.remote.url}")
     return PlannedServer(
         name=server.name,
-        what=f"mcp {server.name}: {', '.join(parts)}",
+        what=f"mcp {server.name}: {', '.join(filter(None, parts))}",
         origin=server.origin,
         tools=server.tools,
         max_calls=server.max_calls,
