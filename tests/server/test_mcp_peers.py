@@ -18,12 +18,18 @@ from typing import Any
 import pytest
 import trio
 
+import runner.agents
+from runner.core import plugins
+from runner.fake_model.provider import serve_fake_model
+from runner.fake_model.script import Turn
+from runner.ports.agent import ModelAccess
+from runner.ports.gateway import Api
 from tests.server.test_hosted_mcp import client, hosting, said, state, write
 from tests.support import components, mcp_conformance_server
 from tests.support.needs import AGENTS as NODE
 from tests.support.needs import program
 from tests.support.server import Served, serving
-from tests.support.situations import Project, until
+from tests.support.situations import ROOT, Project, until
 
 # The SDK's client leaves generators of its streams to the collector.
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
@@ -225,3 +231,59 @@ def test_the_inspector_lists_and_calls(project: Project, clients: Path) -> None:
         assert len(inspect(hosted, "--method", "tools/list")["tools"]) == len(mcp_conformance_server.tools())
         simple = ("--method", "tools/call", "--tool-name", "test_simple_text")
         assert inspect(hosted, *simple)["content"] == mcp_conformance_server.CONTENT["test_simple_text"]
+
+
+# Some ask the model before their servers are there.
+WAIT = "timeout 40 tail -f /dev/null; true"
+COMMANDS = {
+    "claude": ["claude", "-p", "--model", "sonnet", "--tools=Bash", "--allowedTools", "Bash,mcp__runner"],
+    "codex": [
+        "codex",
+        "exec",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+        "-m",
+        "gpt-5",
+        "-",
+    ],
+    "gemini": ["gemini", "--yolo", "-m", "gemini-2.5-pro"],
+    "goose": ["goose", "run", "--model", "gpt-5", "--max-turns", "5", "--with-builtin", "developer", "-i", "-"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+async def test_an_agents_cli_calls_a_tool_of_the_face(project: Project, name: str) -> None:
+    """By the configuration that `runner mcp install` has written, with a script in its model's place."""
+    NODE.require()
+    arguments = {"name": f"of-{name}", "root": str(project.folder), "workspace_isolation": True}
+    call = {"server": "runner", "tool": "project_create", "arguments": arguments}
+    turns = [Turn(run=WAIT), Turn.model_validate({"call": call}), Turn(say="Done.")]
+    agent = plugins.load(runner.agents, name).agent
+    async with serve_fake_model(turns) as port:
+        base = f"http://127.0.0.1:{port}{'/v1' if agent.api is Api.OPENAI else ''}"
+        own = {"workspace": str(project.folder), "home": str(project.home)}
+        access = ModelAccess(base_url=base, key="sk-tests", model="tests", **own)
+        setup = agent.set_up(access)
+        for path, text in setup.files.items():
+            (project.home / path).parent.mkdir(parents=True, exist_ok=True)
+            (project.home / path).write_text(text)
+        assert project.runner("mcp", "install", name).code == 0
+        keys = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY"), "sk-tests")
+        path = f"{components.AGENTS / 'bin'}:{os.environ['PATH']}"
+        trust = {"GEMINI_CLI_TRUST_WORKSPACE": "true"}
+        env = {**project.variables, **setup.env, **keys, **trust, "PATH": path, "PYTHONPATH": str(ROOT)}
+        if setup.login:
+            await trio.run_process(setup.login, env=env, stdin=b"sk-tests", capture_stdout=True, capture_stderr=True)
+        done = await trio.run_process(
+            COMMANDS[name],
+            cwd=project.folder,
+            env=env,
+            stdin=b"make a project",
+            capture_stdout=True,
+            capture_stderr=True,
+            check=False,
+        )
+    said = (done.stdout + done.stderr).decode()
+    assert (done.returncode, "Done." in said) == (0, True), said
+    made = [(one["name"], one["workspace_isolation"]) for one in project.json("project", "list")]
+    assert made == [(f"of-{name}", True)], said

@@ -5,21 +5,26 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.shared.exceptions import MCPError
 
+from runner.safefs import trees
 from runner.sandbox.container_init import membership
 from runner.testing.outside import pids
-from tests.server.test_hosted_mcp import PROGRAM, ask, events, hosting, state, write
+from tests.server.test_hosted_mcp import PROGRAM, ask, events, hosting, state, tree, write
 from tests.support import dockerd
 from tests.support.needs import MEMORY, USERS
 from tests.support.server import Served, create_token, serving
 from tests.support.situations import Project, until
+from tests.support.unprivileged import USER, Podman
 
 IMAGE = "runner-tests-mcp:1"
 
@@ -158,3 +163,56 @@ def test_limits_hold_for_a_server(project: Project, provider: str) -> None:
         until(lambda: state(served)["state"] in ("ready", "unhealthy"))
         assert ask(served, "echo", text="hi") == "hi"
         assert state(served)["crashes"] == crashes
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("provider", ["local", "docker"])
+def test_a_killed_host_leaves_nothing_that_recover_does_not_end(project: Project, provider: str) -> None:
+    project.env |= {"WORKSPACE_PROVIDERS": provider} | ({} if provider == "local" else {"DOCKER_HOST": dockerd.host()})
+    file = write(project, **({} if provider == "local" else {"image": dockerd.IMAGE}))
+    with hosting(project, ends=-signal.SIGKILL) as served:
+        until(lambda: state(served)["state"] == "ready")
+        workspace = state(served)["workspace"]
+        place = tree(project, workspace)
+        served.process.kill()
+        served.process.wait()
+        assert project.runner("recover").code == 0
+        assert provider == "local" or dockerd.containers(workspace) == []
+        assert [row["id"] for row in project.json("workspace", "list")] == [workspace]
+        file.rename(file.with_suffix(".off"))  # and whom no manifest names any more goes with the next host
+        write(project, "other", **({} if provider == "local" else {"image": dockerd.IMAGE}))
+        with serving(project, "--mcp-servers", str(file.parent), token="next") as after:
+            until(lambda: state(after, "other")["state"] == "ready")
+            assert workspace not in [row["id"] for row in project.json("workspace", "list")]
+            assert not place.exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("provider", ["local", "docker"])
+def test_an_ordinary_user_hosts_a_server(project: Project, provider: str) -> None:
+    """On `docker`: the user's own podman, whose files are in volumes."""
+    USERS.require()
+    place = Path(tempfile.mkdtemp(prefix="runner-hosted-"))
+    place.chmod(0o755)
+    own = Project(place / "project", place / "home", {"WORKSPACE_PROVIDERS": provider}, user=USER)
+    try:
+        for folder in (own.folder, own.home):
+            folder.mkdir()
+        image = {}
+        if provider == "docker":
+            Podman.component.require()
+            own.env["DOCKER_HOST"] = dockerd.session_of(Podman).host
+            image = {"image": dockerd.IMAGE}
+        write(own, **image)
+        for path in (own.folder, own.home, *own.folder.rglob("*")):
+            os.chown(path, USER, USER)
+        assert own.runner("token", "create", "own", "--scope", "admin").code == 0  # which makes the home
+        with hosting(own) as served:
+            until(lambda: state(served)["state"] == "ready")
+            assert ask(served, "echo", text="hi") == "hi"
+            assert own.json("workspace", "list")[0]["provider"] == provider
+            with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="has ended"), flatten_subgroups=True):
+                ask(served, "die", code=1)
+            assert ask(served, "echo", text="again") == "again"
+    finally:
+        trees.remove(place)

@@ -17,6 +17,11 @@ from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ops.planning.files import read_file
 
+_NOT_OURS = (  # variables of others that runs need, beside the settings
+    "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "CODEX_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "RUNNER_TOKEN",
+    "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "GIT_SSL_CAINFO", "GIT_SSL_CAPATH",
+    "SSH_AUTH_SOCK", "GIT_SSH_COMMAND", "KUBECONFIG", "XDG_STATE_HOME",
+)  # fmt: skip
 MOST = 64 << 20  # bytes of a configuration
 Document = dict[str, Any]
 
@@ -133,6 +138,8 @@ def install(client: str, name: str, command: list[str], settings: Settings) -> I
     its = CLIENTS[client]
     path = Path(os.path.realpath(its.place(settings.variables)))
     entry = its.entry(name, command)
+    if client == "codex":  # which else starts it with next to nothing of its environment
+        entry |= {"env_vars": [*(one for one, _, _ in settings.rows()), *_NOT_OURS], "startup_timeout_sec": 60}
     shown = f"{its.key}.{name}"
     text = ""
     try:
