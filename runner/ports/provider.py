@@ -52,6 +52,7 @@ class Probe(Struct, frozen=True, kw_only=True):
 
     ``missing`` maps each feature that it cannot enforce here to the reason, in words for a person. ``watched`` are the
     missing features that the run itself looks after, as ``watch_words`` says, but cannot prevent from being broken.
+    ``escapes`` are the ways out of a sandbox that are known to be open here, by name, with the reason.
     ``reason`` and ``hint`` say why the provider is unavailable, and the one command that would change that.
     A provider with ``needs_image`` makes workspaces only from an image.
     """
@@ -65,6 +66,7 @@ class Probe(Struct, frozen=True, kw_only=True):
     hint: str | None = None
     needs_image: bool = False
     watched: frozenset[Feature] = frozenset()
+    escapes: Mapping[str, str] = {}
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing

@@ -49,6 +49,7 @@ RUNSC = ContainerRuntime(
     idmaps=False,  # root makes its files for their owner, who does not exist on an idmapped mount
     container_limits=_container_limits,
     command_limits=lambda limits: Limits(memory_bytes=limits.memory_bytes, pids=limits.pids),
+    escapes=GAPS,
     why_not_warm="the guest of a gVisor sandbox is attached, and an attached connection cannot be handed over",
 )
 

@@ -229,8 +229,9 @@ class Engine:
                 client.kill(container)
             except NotFound:
                 return
-            except APIError as error:  # 409: it is not running, which podman may know before it shows it
-                if error.status_code != 409 and client.inspect_container(container)["State"]["Running"]:
+            except APIError as error:  # it is not running, which podman may know before it shows it
+                known = error.status_code == 409 or "state improper" in str(error)
+                if not known and client.inspect_container(container)["State"]["Running"]:
                     raise
             client.wait(container)
 

@@ -63,6 +63,7 @@ _COVER_BYTES = 1 << 16  # of a tmpfs over a volume that the image declares
 
 _NO_DISK = "the daemon keeps the files, and docker limits no volume"
 _CHECKED = "commands write to a volume of the daemon, which is in a machine that mounts no part of it read-only"
+_PODMAN = "podman's system call filter allows new user namespaces"
 _DESKTOP = "Docker Desktop"
 _NOT_WARM = "the connection to a container's guest goes through the daemon, and cannot be handed over"
 _NOT_MADE = "what commands install is kept on this host, and this daemon mounts nothing of it"
@@ -106,6 +107,7 @@ class VolumeDocker(DaemonImages):
             Feature.DEPENDENCY_COMMANDS: _NOT_MADE,
         }
         versions: dict[str, str] = {}
+        escapes: dict[str, str] = {}
         reason = hint = None
         try:
             guest = binary.find()
@@ -114,6 +116,7 @@ class VolumeDocker(DaemonImages):
             missing |= missing_limits(about)
             if about.get("OperatingSystem") == _DESKTOP:
                 missing |= {Feature.PROTECTED_PATHS: _CHECKED, Feature.SHARED_PROJECT: _OPEN}
+            escapes = {"user-namespace": _PODMAN} if is_podman(about) else {}
             check_machine(about)
         except ProviderFailed as error:
             reason, hint = error.message, error.hint
@@ -127,13 +130,14 @@ class VolumeDocker(DaemonImages):
             hint=hint,
             needs_image=True,
             watched=frozenset({Feature.PROTECTED_PATHS, Feature.DISK}),
+            escapes=escapes,
         )
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
         await self._directories.prepare(request)
-        if request.tree is not None:
+        if request.tree is not None and not request.shared:  # which nobody has
             raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_IN_PLACE}", hint="use provider `local`")
         image = await self._engine.image(request.image)
         image_volumes(image)

@@ -114,8 +114,11 @@ class OtherDaemon(Daemon):
     def stop(self) -> None:
         pids = self.pids()
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        wait_until_gone(pids)
+            # The first process of the namespace ends with all others; `--kill-child` is forgotten where it changes user.
+            children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            for each in (*children, pid):
+                os.kill(each, signal.SIGKILL)
+            wait_until_gone([*children, pid])
         shutil.rmtree(self.root)
 
 

@@ -170,6 +170,10 @@ def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
         elif not _by_design(probe, feature):
             lacking.setdefault(why, []).append(feature.value)
     yield from (f"    NOT ENFORCED: {', '.join(features)} ({why})" for why, features in lacking.items())
+    ways: dict[str, list[str]] = {}
+    for way, why in sorted(probe.escapes.items()):
+        ways.setdefault(why, []).append(way)
+    yield from (f"    known to be open: {', '.join(names)} ({why})" for why, names in ways.items())
     designed = [feature.value for feature in sorted(probe.missing) if _by_design(probe, feature)]
     if designed:
         yield f"    by design without: {', '.join(designed)}"

@@ -114,7 +114,9 @@ async def _examine(env: WorkspaceEnv, name: str, image: str | None, attempt: _Tr
 
 async def _tried(env: WorkspaceEnv, name: str, image: str | None) -> tuple[EscapeAttempt, ...]:
     tried: list[EscapeAttempt] = []
-    gaps = getattr(plugins.load(runner.providers, name), "GAPS", {})  # not observed where the host itself refuses it
+    probe = await open_provider(name, env.settings).probe()
+    declared = getattr(plugins.load(runner.providers, name), "GAPS", {})
+    gaps = {**declared, **probe.escapes}  # not observed where the host itself refuses it
     async with open_scratch(env, WorkspaceOptions(provider=name, image=image)) as workspace:
         with open_bait(env.settings.home) as bait, trio.move_on_after(ALL):
             for escape in ESCAPES:
