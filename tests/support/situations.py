@@ -131,7 +131,7 @@ class Project:
             start_new_session=self.user is None,  # else it makes its own
         )
 
-    def runner(self, *arguments: str, timeout: float = 60) -> Done:
+    def runner(self, *arguments: str, timeout: float = 240) -> Done:
         if not self.within and not any(name.startswith(("PYTHON", "LC_", "LANG")) for name in self.env):
             return Done(*FORKS.run(arguments, cwd=self.folder, env=self.variables, timeout=timeout, user=self.user))
         process = self.start(*arguments)
