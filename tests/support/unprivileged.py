@@ -114,7 +114,7 @@ class OtherDaemon(Daemon):
     def stop(self) -> None:
         pids = self.pids()
         for pid in pids:
-            # The first process of the namespace ends with all others; `--kill-child` is forgotten where it changes user.
+            # The first process of a namespace ends with all others; `--kill-child` is forgotten when the user changes.
             children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
             for each in (*children, pid):
                 os.kill(each, signal.SIGKILL)
