@@ -92,21 +92,14 @@ def port(certificate: Path) -> Iterator[int]:
         server.shutdown()
 
 
-@pytest.mark.slow
-@pytest.mark.scenario("BEY-24", only="provider")
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_commands_use_a_credential_that_is_nowhere_inside(
-    project: Project, certificate: Path, port: int, provider: str
-) -> None:
-    project.env |= {"API_TOKEN": TOKEN, "SSL_CERT_FILE": str(certificate)}
-    url = f"https://{THERE}:{port}"
-    project.script(
-        f"""
+def asking(port: int) -> str:
+    """A script that asks the server in ways that may have the token and in others, and then looks for it."""
+    return f"""
         cat > /tmp/get.py <<'END'
         import http.client, sys, urllib.error, urllib.request
         for path in sys.argv[1:]:
             try:
-                print(path, urllib.request.urlopen("{url}" + path).read().decode())
+                print(path, urllib.request.urlopen("https://{THERE}:{port}" + path).read().decode())
             except urllib.error.HTTPError as error:
                 print(path, error.code)
             except (OSError, http.client.HTTPException):
@@ -118,8 +111,11 @@ def test_commands_use_a_credential_that_is_nowhere_inside(
         env | grep -i token
         python3 /tmp/get.py /repos/acme/x /repos/other /moved /echo
         python3 /tmp/search.py
-        """,
-        workspace=f"""
+        """
+
+
+def injecting(port: int) -> str:
+    return f"""
         network:
           allow: [{{host: '{THERE}:{port}', private: true}}, {{host: '{ELSEWHERE}:{port}', private: true}}]
           inject:
@@ -128,35 +124,48 @@ def test_commands_use_a_credential_that_is_nowhere_inside(
               host: {THERE}:{port}
               bearer: true
               allow: [GET /repos/acme/**, GET /moved, GET /echo]
-        """,
-        provider=provider,
-    )
+        """
 
-    planned = project.runner("plan", ".").out
-    record = project.succeed()
 
+def assert_used_and_nowhere(project: Project, port: int) -> None:
+    """What is said inside, at the server, and in all that is kept on this host."""
     lines = project.logs("agent").splitlines()
     assert lines == ["/repos/acme/x welcome", "/repos/other 403", "/moved welcome", "/echo cut", "searched"]
-    assert f"adds API_TOKEN for {THERE}:{port} as bearer" in " ".join(planned.split())
     assert Handler.asked == [
         (THERE, "/repos/acme/x", f"Bearer {TOKEN}"),
         (THERE, "/moved", f"Bearer {TOKEN}"),
         (ELSEWHERE, "/there", None),
         (THERE, "/echo", f"Bearer {TOKEN}"),
     ]
-    uses = json.loads(project.runner("runs", "network", "last", "--output", "json").out)
-    used = {(use["place"], use["refusal"], use["requests"], use["credential"]) for use in uses}
-    assert used == {
+    uses = project.record()["network"]
+    assert {(use["place"], use["refusal"], use["requests"], use["credential"]) for use in uses} == {
         (f"{THERE}:{port}", None, 2, "API_TOKEN"),
         (f"{THERE}:{port}", "echo", 1, "API_TOKEN"),
         (f"{THERE}:{port}", "request", 1, "API_TOKEN"),
         (f"{ELSEWHERE}:{port}", None, 0, ""),
     }
-    assert [use for use in record["network"] if use not in uses] == []
     redactor = Redactor({"T": TOKEN.encode()})
     kept = [path for path in (project.home / "state").rglob("*") if path.is_file()]
     assert [path for path in kept if redactor.names_in(path.read_bytes())] == []
     assert len(kept) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("BEY-24", only="provider")
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_commands_use_a_credential_that_is_nowhere_inside(
+    project: Project, certificate: Path, port: int, provider: str
+) -> None:
+    project.env |= {"API_TOKEN": TOKEN, "SSL_CERT_FILE": str(certificate)}
+    project.script(asking(port), workspace=injecting(port), provider=provider)
+
+    planned = project.runner("plan", ".").out
+    record = project.succeed()
+
+    assert f"adds API_TOKEN for {THERE}:{port} as bearer" in " ".join(planned.split())
+    assert_used_and_nowhere(project, port)
+    uses = json.loads(project.runner("runs", "network", "last", "--output", "json").out)
+    assert [use for use in record["network"] if use not in uses] == []
 
 
 @pytest.mark.slow

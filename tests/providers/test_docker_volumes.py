@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from runner.safefs import trees
 from runner.sandbox.shared_volumes import PROJECT_VOLUME
 from runner.sandbox.volume_docker import Mirror
 from runner.testing.place import GRACE
-from tests.cli import test_network
+from tests.cli import test_network, test_network_credentials
 from tests.cli.test_network import ELSEWHERE, PROGRAM, THERE
 from tests.cli.test_workspace import STUBBORN, seconds_between_asking_and_the_end, start_inside
 from tests.engine.test_crash_points import POINTS, commits, kill_and_recover, open_crashing
@@ -35,6 +36,8 @@ from tests.support.unprivileged import OtherDaemon, Podman, RootlessDocker
 
 pytestmark = ROOT.mark  # who starts a daemon, and becomes another user
 port = test_network.port  # of a server on this host
+certificate = test_network_credentials.certificate
+secure_port = test_network_credentials.port  # of one with TLS
 
 USER = 65534  # in the group of the daemon's socket, and nothing more
 OTHERS: dict[str, type[OtherDaemon]] = {"podman": Podman, "rootless docker": RootlessDocker}
@@ -389,6 +392,25 @@ def test_the_allowed_host_is_reached_from_the_runner_and_no_other(
         (f"{ELSEWHERE}:{port}", "not-allowed"),
         ("169.254.169.254:80", "not-allowed"),
     ]
+
+
+@pytest.mark.scenario("BEY-24", only="elsewhere")
+def test_a_credential_is_added_by_the_runner_and_never_gets_to_the_daemon(
+    project: Project, elsewhere: Callable[[], Daemon], certificate: Path, secure_port: int
+) -> None:
+    trusted = project.home / "server.pem"
+    trusted.write_bytes(certificate.read_bytes())
+    project.env |= {"API_TOKEN": test_network_credentials.TOKEN, "SSL_CERT_FILE": str(trusted)}
+    write(
+        project,
+        cleandoc(test_network_credentials.asking(secure_port)),
+        workspace=cleandoc(test_network_credentials.injecting(secure_port)),
+    )
+    elsewhere()
+
+    project.succeed()
+
+    test_network_credentials.assert_used_and_nowhere(project, secure_port)
 
 
 @pytest.mark.scenario("BEY-10", only="elsewhere")
