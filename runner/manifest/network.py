@@ -51,11 +51,12 @@ Hosts = Annotated[
             Discriminator(_form),
         ]
     ],
-    Field(min_length=1, max_length=200),
+    Field(max_length=200),
 ]
 _HOSTS = (
     "Hosts: `HOST` for ports 80 and 443, `HOST:PORT`, `*.HOST` for all names below it. The name of a `NetworkSet` means"
     " its hosts; `apt`, `cargo`, `git`, `go`, `npm`, `pip` and `uv` mean those that the tool is configured to use."
+    " An empty list is no network."
 )
 _INJECT = "Credentials that requests to some of these hosts get, outside the workspace."
 

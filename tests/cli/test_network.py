@@ -152,6 +152,16 @@ def test_without_a_network_there_is_no_proxy(project: Project, port: int, provid
     assert project.runner("runs", "network", "last").out == "no connection, and none was refused\n"
 
 
+@pytest.mark.parametrize("network", ["{allow: []}", "{agent: {allow: []}}", "none"])
+def test_an_empty_list_is_the_same_as_none(project: Project, network: str) -> None:
+    project.script("true", workspace=f"network: {network}")
+    listed = project.json("plan", ".")["runs"][0]
+    project.script("true")
+    absent = project.json("plan", ".")["runs"][0]
+
+    assert [step["network"] for step in listed["steps"]] == [step["network"] for step in absent["steps"]]
+
+
 INSTALL = {
     "npm": "cd /tmp; echo '{}' > package.json; npm install -s ms && ls node_modules/ms",
     "pip": "python3 -m venv /tmp/v && /tmp/v/bin/pip install -q six && ls /tmp/v/lib/python3*/site-packages/six.py",

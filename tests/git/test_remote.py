@@ -482,6 +482,20 @@ async def test_objects_that_a_server_has_elsewhere_are_not_fetched(
     assert not [path for path in server.server.seen if path.startswith("/lent")]
 
 
+async def test_a_bundle_that_a_server_advises_is_not_fetched(
+    server: Https, git: GitBinary, user: User, tmp_path: Path
+) -> None:
+    settings = {"uploadpack.advertiseBundleURIs": "true", "bundle.version": "1", "bundle.mode": "all"}
+    settings["bundle.one.uri"] = f"{server.url}/lent/one.bundle"
+    for name, value in settings.items():
+        user("config", name, value)
+
+    await git.fetch_url(url(server), tip(user), into=tmp_path / "p", depth=None)
+
+    assert server.server.seen
+    assert not [path for path in server.server.seen if "lent" in path]
+
+
 async def test_an_address_that_ends_in_git_is_tried_when_the_other_redirects(
     server: Https, git: GitBinary, user: User, tmp_path: Path
 ) -> None:

@@ -121,6 +121,33 @@ async def test_a_tunnel_carries_both_ways_and_is_told_with_its_rule() -> None:
     assert (told.sent_bytes, told.received_bytes, told.refusal) == (4, 4, None)
 
 
+async def test_without_the_proxy_there_is_no_way_and_what_was_under_way_is_cut() -> None:
+    """It fails closed: a session that has ended dials nothing, whoever still listens for it."""
+    dialled: list[str] = []
+
+    async def resolved(host: str) -> Sequence[Address]:
+        dialled.append(host)
+        return await resolve(host)
+
+    async with server(b"pong") as (port, got), open_services() as services:
+        rules = NetworkSpec((parse_rule(f"a.test:{port}", private=True),))
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        proxy = listeners[0].socket.getsockname()[1]
+        connect = b"CONNECT a.test:%d HTTP/1.1\r\nHost: x\r\n\r\n" % port
+        async with open_egress(rules, lambda one: None, reach=NO_REACH, resolve=resolved) as session:
+            services.start_soon(trio.serve_listeners, session.serve, listeners)
+            before = await trio.open_tcp_stream("127.0.0.1", proxy)
+            await before.send_all(connect)
+            assert b"200" in await before.receive_some()
+        with trio.fail_after(20):
+            for stream in (before, await trio.open_tcp_stream("127.0.0.1", proxy)):
+                async with stream:
+                    with suppress(trio.BrokenResourceError):
+                        await stream.send_all(connect)
+                        assert await stream.receive_some() == b""
+    assert (dialled, got) == (["a.test"], [b""])  # which is the end of the one
+
+
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 @pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize("how", [b"Content-Length: %d", b"Transfer-Encoding: chunked"])
