@@ -350,6 +350,7 @@ class World:
             gateway=ModelGateway(cast(Any, None)),
             cluster=cast(Any, None),
             open_egress=cast(Any, None),
+            mcp=cast(Any, None),
             model_key=cast(Any, None),
             model_url=cast(Any, None),
             lease=self.connect(process).lease,

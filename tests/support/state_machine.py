@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from runner.agents.script import agent
 from runner.cluster.clusters import Clusters
@@ -45,6 +46,7 @@ class Machine:
             gateway=ModelGateway(self.settings),
             cluster=Clusters(self.settings),
             open_egress=open_egress,
+            mcp=cast(Any, None),
             model_key=lambda api: "",
             model_url=lambda api: None,
             lease=self.store.lease,
