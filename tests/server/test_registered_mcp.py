@@ -86,6 +86,25 @@ def test_a_registered_image_is_hosted_whenever_the_server_runs(on_docker: Projec
         assert served.get("/mcp-servers")["mcp_servers"] == []
 
 
+@pytest.mark.scenario("LIF-22", only="docker")
+@pytest.mark.scenario("LIF-22", only="gvisor")
+def test_a_crashed_server_in_a_container_is_started_again(on_docker: Project) -> None:
+    dockerd.GVISOR.require()
+    names = ("docker", "gvisor")
+    for name in names:
+        write(on_docker, name, provider=name, image=dockerd.IMAGE)
+    with hosting(on_docker) as served:
+        until(lambda: {state(served, name)["state"] for name in names} == {"ready"})
+        for name in names:
+            with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="has ended"), flatten_subgroups=True):
+                ask(served, "die", name, code=3)
+            assert ask(served, "echo", name, text="again") == "again"
+            assert state(served, name)["crashes"] == 1
+            written = events(on_docker, state(served, name)["workspace"])
+            ended = [(one["how"], one["pause_seconds"]) for one in written if one["type"] == "McpServerEnded"]
+            assert ended == [("exited 3", 0)]
+
+
 COMMAND = ["python3", "-c", PROGRAM.read_text()]
 
 
@@ -124,6 +143,25 @@ def test_what_is_registered_from_elsewhere_names_nothing_of_this_host(served: Se
     assert served.ask("DELETE", "/api/v1/mcp-servers/docs").status == 204
     assert served.get("/mcp-servers")["mcp_servers"] == []
     assert served.refused("DELETE", "/mcp-servers/docs") == (404, "mcp.unknown-server")
+
+
+def test_a_person_on_the_host_registers_a_manifest_that_names_what_is_there(served: Served) -> None:
+    project = served.project
+    key = project.folder / "servers" / "key"
+    file = write(project, "own", secrets=[{"name": "KEY", "from": {"file": "key"}}])
+    key.write_text("of this host")
+    key.chmod(0o600)
+    done = project.runner("mcp", "register", str(file))
+    assert (done.code, done.out) == (0, "own is registered\n"), done.err
+    assert project.runner("mcp", "register", str(file)).errors == ["mcp.exists"]
+    write(project, "other")
+    assert project.runner("mcp", "register", str(file.parent)).errors == ["manifest.nothing-to-run"]
+    until(lambda: state(served, "own")["state"] == "ready")
+    assert json.loads(ask(served, "seen", "own"))[1]["KEY"] == "of this host"
+    assert project.runner("mcp", "deregister", "own").code == 0
+    assert project.runner("mcp", "deregister", "own").errors == ["mcp.unknown-server"]
+    until(lambda: served.get("/mcp-servers")["mcp_servers"] == [])
+    until(lambda: project.json("workspace", "list") == [])
 
 
 def seconds_used(workspace: str) -> float:
