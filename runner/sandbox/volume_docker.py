@@ -8,15 +8,12 @@ Inputs are volumes named after their content, sent once. The guest is a layer on
 
 from __future__ import annotations
 
-import json
-import os
 import posixpath
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,14 +47,23 @@ from runner.sandbox.docker_facts import (
 )
 from runner.sandbox.guest_files import GuestFiles
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
+from runner.sandbox.mirrored import (
+    MOST,
+    Inputs,
+    Mirror,
+    Volume,
+    paths_of_dependencies,
+    prepare_scratch,
+    stamps_of,
+    volumes_of,
+)
 from runner.sandbox.project_volumes import ProjectVolumes
 from runner.sandbox.protected_paths import Guard, Kind, open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS, group, passwd
 from runner.sandbox.shared_volumes import PROJECT_VOLUME
-from runner.sandbox.tar_trees import Source, read_tar, stamps, tar_bytes, write_tar
+from runner.sandbox.tar_trees import Source, read_tar, tar_bytes, write_tar
 
 UID = 1000  # of commands
-MOST = 16 << 30  # bytes that are fetched of a workspace without a disk limit
 _TMPFS = "rw,exec,nosuid,nodev"  # in the form that podman heeds too
 _COVER_BYTES = 1 << 16  # of a tmpfs over a volume that the image declares
 
@@ -69,23 +75,6 @@ _NOT_WARM = "the connection to a container's guest goes through the daemon, and 
 _NOT_MADE = "what commands install is kept on this host, and this daemon mounts nothing of it"
 _IN_PLACE = "its tree is a directory of this host, and this daemon mounts nothing of it"
 _OPEN = "nothing keeps commands from removing each other's workspaces in a machine that mounts no part of a volume"
-
-
-@dataclass(frozen=True)
-class Volume:
-    """A volume of the daemon for the host's directory ``source``, mounted at ``target``.
-
-    A ``kept`` one belongs to the workspace and is fetched, a ``passing`` one is removed with the sandbox, and a
-    ``shared`` one belongs to the project.
-    """
-
-    name: str
-    source: Path
-    target: str
-    writable: bool = False
-    kept: bool = False
-    passing: bool = False
-    shared: bool = False
 
 
 class VolumeDocker(DaemonImages):
@@ -184,7 +173,7 @@ class VolumeDocker(DaemonImages):
         kept, fetched = [volume for volume in volumes if volume.kept], False
         roots = {} if shared else {volumes[0].target: seen}
         roots |= {volume.target: volume.source for volume in kept}
-        files = GuestFiles(roots, () if shared else _without(spec), handle.limits.disk_bytes or MOST)
+        files = GuestFiles(roots, () if shared else paths_of_dependencies(spec), handle.limits.disk_bytes or MOST)
         with open_directory(seen) as tree, open_guards(tree, () if seen is scratch else spec.protected) as guards:
             try:
                 carrier = await self._send(handle, own, mirror)
@@ -222,7 +211,7 @@ class VolumeDocker(DaemonImages):
                         channel.close()
                         await init.end()
                         await self._fetch(handle, carrier, [] if fetched else [*kept, *shared], spec)
-                        mirror.same(await trio.to_thread.run_sync(_stamps, kept))
+                        mirror.same(await trio.to_thread.run_sync(stamps_of, kept))
             finally:
                 self._measures.pop(handle.id, None)
                 with trio.CancelScope(shield=True), suppress(ProviderFailed):
@@ -235,10 +224,10 @@ class VolumeDocker(DaemonImages):
     async def _prepare(self, handle: Handle, spec: SandboxSpec, scratch: Path, *, shares: bool) -> list[Volume]:
         """Make the volumes of a sandbox known, after the project of its workspace was sent if it shows that."""
         try:
-            await trio.to_thread.run_sync(_prepare, handle, spec, scratch)
+            await trio.to_thread.run_sync(prepare_scratch, handle, spec, scratch)
             is_whole = shares and spec.tree is None and spec.tree_writable
             project = await self._projects.send(handle) if is_whole else None
-            return await trio.to_thread.run_sync(_volumes, handle, spec, project)
+            return await trio.to_thread.run_sync(volumes_of, handle, spec, project)
         except FileNotFoundError as error:
             raise WorkspaceLost(f"{_what(handle)} is gone: `{error.filename}`") from error
 
@@ -296,7 +285,7 @@ class VolumeDocker(DaemonImages):
         """Bring volumes up to date, and return a container that has them all and never starts."""
         labels = self._labels(handle)
         there = set(await self._engine.volumes(labels))
-        now = await trio.to_thread.run_sync(_stamps, [volume for volume in volumes if volume.kept])
+        now = await trio.to_thread.run_sync(stamps_of, [volume for volume in volumes if volume.kept])
         for volume in volumes:
             before = mirror.stamps.get(volume.name)
             if volume.kept and (before is None or before.keys() - now[volume.name].keys()):
@@ -351,7 +340,7 @@ class VolumeDocker(DaemonImages):
             await self._fetch_one(carrier, volume, volume.source, spec)
 
     async def _fetch_one(self, carrier: str, volume: Volume, to: Path, spec: SandboxSpec, most: int = MOST) -> None:
-        without = frozenset(_without(spec))
+        without = frozenset(paths_of_dependencies(spec))
 
         def read(stream: IO[bytes], check: Callable[[], None]) -> None:
             read_tar(stream, to, most=most, without=without, check=check)
@@ -383,7 +372,7 @@ class VolumeDocker(DaemonImages):
         await self._engine.remove(labels)
         if any(name.startswith(PROJECT_VOLUME) for name in mirror.ahead):
             await self._projects.retrieve(handle)
-        volumes = await trio.to_thread.run_sync(_volumes, handle, SandboxSpec())
+        volumes = await trio.to_thread.run_sync(volumes_of, handle, SandboxSpec())
         kept = [volume for volume in volumes if volume.name in mirror.ahead]
         gone = {volume.name for volume in kept} - set(await self._engine.volumes(labels))
         if gone:
@@ -392,7 +381,7 @@ class VolumeDocker(DaemonImages):
         carrier = await self._carrier(handle, kept)
         try:
             await self._fetch(handle, carrier, kept, SandboxSpec())
-            mirror.same(await trio.to_thread.run_sync(_stamps, kept))
+            mirror.same(await trio.to_thread.run_sync(stamps_of, kept))
         finally:
             with trio.CancelScope(shield=True), suppress(ProviderFailed):
                 await self._engine.remove(labels)
@@ -450,119 +439,6 @@ class VolumeDocker(DaemonImages):
             raise WorkspaceLost(f"{_what(handle)} is gone")
         words = {"product": "runner", "provider": self.name, "nonce": owner[1], "run": owner[0], "workspace": handle.id}
         return {f"runner.{key}": word for key, word in words.items()}
-
-
-class Mirror:
-    """Note on the disk of which side has the newer files.
-
-    ``stamps`` are those of each volume when it and the directory here were last the same. Those that are ``ahead`` have
-    to be fetched.
-    """
-
-    def __init__(self, handle: Handle) -> None:
-        self._file = handle.private / "system" / "mirror.json"
-        try:
-            found = json.loads(self._file.read_text())
-        except OSError:
-            found = {}
-        self.stamps: dict[str, dict[str, str]] = found.get("stamps", {})
-        self.ahead: list[str] = found.get("ahead", [])
-
-    def daemon_is_ahead(self, volumes: Iterable[str]) -> None:
-        """Note that commands may write to these volumes from now on."""
-        self.ahead = [*volumes]
-        self._write()
-
-    def same(self, stamps: Mapping[str, dict[str, str]]) -> None:
-        """Note that these volumes are as here, and that nothing runs."""
-        self.stamps, self.ahead = {**self.stamps, **stamps}, []
-        self._write()
-
-    def lost(self) -> None:
-        """Note that only what is here is left."""
-        self.stamps, self.ahead = {}, []
-        self._write()
-
-    def _write(self) -> None:
-        part = self._file.with_suffix(".part")
-        with part.open("w") as file:
-            json.dump({"stamps": self.stamps, "ahead": self.ahead}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(self._file)
-
-
-class Inputs:
-    """Directories that the runner still writes to while a sandbox is open, such as that of the prompt."""
-
-    def __init__(self, volumes: Sequence[Volume], put: Callable[[Sequence[Volume]], Awaitable[None]]) -> None:
-        self._volumes = [volume for volume in volumes if volume.passing and not volume.writable]
-        self._put = put
-        self._sent = _stamps(self._volumes)
-
-    async def send_changed(self) -> None:
-        """Send what was written since the last call. Nothing is removed there that was removed here."""
-        stamps = await trio.to_thread.run_sync(_stamps, self._volumes)
-        changed = [volume for volume in self._volumes if stamps[volume.name] != self._sent[volume.name]]
-        self._sent = stamps
-        await self._put(changed)
-
-
-def _prepare(handle: Handle, spec: SandboxSpec, scratch: Path) -> None:
-    """Check that a sandbox can be opened, and make an empty scratch directory. Raises as ``open``."""
-    handle.tree.lstat()
-    for mount in spec.dependencies:
-        if (handle.tree / mount.target).exists():
-            raise ProviderFailed(f"`{mount.target}` is in the tree already", hint="remove it from dependencies")
-    trees.remove(scratch)
-    scratch.mkdir(mode=0o700)
-
-
-def _volumes(handle: Handle, spec: SandboxSpec, project: str | None = None) -> list[Volume]:
-    """List the volumes of a sandbox, that of the tree, or of the ``project`` that has it, first. Blocking."""
-
-    def named(name: str) -> str:
-        return f"runner-{handle.id}-{name}"
-
-    def kept(name: str, source: Path, target: str) -> Volume:
-        return Volume(named(name), source, target, writable=True, kept=True)
-
-    def passing(source: Path, target: str, *, writable: bool) -> Volume:
-        return Volume(named(secrets.token_hex(6)), source, target, writable=writable, passing=True)
-
-    def sent_once(source: Path, target: str) -> Volume:
-        content = sorted(stamps(source).items())
-        return Volume(
-            named(sha256(f"{target} {content}".encode(errors="surrogateescape")).hexdigest()[:12]), source, target
-        )
-
-    tree = kept("tree", handle.tree, PATHS.workspace)
-    if project is not None:
-        tree = Volume(project, handle.tree, PATHS.workspace, writable=True, shared=True)
-    elif spec.tree is not None or not spec.tree_writable:
-        tree = passing(spec.tree.source if spec.tree else handle.tree, PATHS.workspace, writable=True)
-    home = kept("home", handle.private / "home", PATHS.home)
-    if spec.fresh_home:
-        home = passing(handle.private / "scratch", PATHS.home, writable=True)
-    below = [(mount.source, posixpath.join(PATHS.workspace, mount.target)) for mount in spec.dependencies]
-    return [
-        tree,
-        home,
-        kept("output", handle.private / "output", PATHS.output),
-        passing(handle.private / "runner", PATHS.runner, writable=False),
-        *(passing(mount.source, mount.target, writable=mount.writable) for mount in spec.mounts),
-        *(sent_once(Path(toolchain), toolchain) for toolchain in spec.toolchains),
-        *(passing(source, target, writable=True) for source, target in below),
-    ]
-
-
-def _without(spec: SandboxSpec) -> list[str]:
-    """List the paths of the tree that belong to other volumes."""
-    return [mount.target.rstrip("/") for mount in spec.dependencies]
-
-
-def _stamps(volumes: Sequence[Volume]) -> dict[str, dict[str, str]]:
-    return {volume.name: stamps(volume.source) for volume in volumes}
 
 
 def _paths(handle: Handle, volumes: Sequence[Volume]) -> Paths:

@@ -18,8 +18,8 @@ from runner.core.errors import WorkspaceLost
 from runner.ports.provider import DiskUse, SandboxSpec, WorkspaceRequest
 from runner.runtime.disk_watch import size_of
 from runner.safefs import trees
+from runner.sandbox.mirrored import Mirror
 from runner.sandbox.shared_volumes import PROJECT_VOLUME
-from runner.sandbox.volume_docker import Mirror
 from runner.testing.place import GRACE
 from tests.cli import test_network, test_network_credentials
 from tests.cli.test_network import ELSEWHERE, PROGRAM, THERE
