@@ -2,10 +2,11 @@
  *
  * `guest list [-SKIPPED...] ROOT...` writes, for each entry below a root, a stamp that differs once the entry was
  * changed, a blank, its path and a zero byte; after each root comes a lone zero byte. SKIPPED paths of the first root
- * are passed over. `guest pack ROOT` reads paths, each ended by a zero byte, and writes for each that is there a
- * `struct packed`, its name, the target of a link, and `size` bytes of content. `guest remove ROOT` reads paths in the
- * same way, each after those below it, and removes what is there, but for directories that are not empty. No link is
- * followed. Each ends with 0, or with 1 when there is something that its user cannot read or remove.
+ * and placeholders are passed over. `guest pack ROOT` reads paths, each ended by a zero byte, up to an empty one or the
+ * end, and writes for each that is there a `struct packed`, its name, the target of a link, and `size` bytes of content.
+ * `guest remove ROOT` reads paths in the same way, each after those below it, and removes what is there, but for
+ * directories that are not empty. No link is followed. Each ends with 0, or with 1 when there is something that its user
+ * cannot read or remove.
  */
 #include <linux/openat2.h>
 #include <linux/stat.h>
@@ -36,6 +37,7 @@ struct packed {
 static u8 said[FULL + 2 * PATH_BYTES + STAMP_BYTES];
 static size_t said_size;
 static int top;
+static bool opens; /* what its user cannot read is made readable, and nothing is said */
 
 static void put_all(const u8 *from, size_t size)
 {
@@ -50,6 +52,8 @@ static void put_all(const u8 *from, size_t size)
 
 static void put(const void *from, size_t size)
 {
+    if (opens)
+        return;
     memcpy(said + said_size, from, size);
     said_size += size;
     if (said_size >= FULL) {
@@ -78,6 +82,13 @@ static long open_below(const char *path, u64 flags)
     return SYS(openat2, top, *path ? path : ".", &how, sizeof how);
 }
 
+/* What stands for a protected path that is not there, see protected_paths.py: it is nobody's file. */
+static bool is_placeholder(const struct statx *found)
+{
+    return !(found->stx_mode & 07777) && found->stx_mtime.tv_sec == 1 &&
+           ((found->stx_mode & S_IFMT) == S_IFDIR || ((found->stx_mode & S_IFMT) == S_IFREG && !found->stx_size));
+}
+
 static bool is_skipped(const char *path, char **skipped, int count)
 {
     size_t length = length_of(path) + 1;
@@ -94,6 +105,8 @@ static char *list_directory(const char *path, char *end, const char *limit, char
     static char name[2 * PATH_BYTES];
     size_t prefix = length_of(path);
     long n = 0, directory = open_below(path, O_RDONLY | O_DIRECTORY);
+    if (directory == -EACCES && opens && SYS(fchmodat, top, *path ? path : ".", 0700) == 0)
+        directory = open_below(path, O_RDONLY | O_DIRECTORY);
     if (directory < 0)
         quit(1);
     memcpy(name, path, prefix);
@@ -114,7 +127,11 @@ static char *list_directory(const char *path, char *end, const char *limit, char
                 continue;
             if (SYS(statx, directory, entry->name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_BASIC_STATS, &found))
                 continue; /* removed meanwhile */
+            if (is_placeholder(&found))
+                continue;
             bool is_directory = (found.stx_mode & S_IFMT) == S_IFDIR;
+            if (opens && (found.stx_mode & S_IFMT) == S_IFREG && !(found.stx_mode & 0400))
+                SYS(fchmodat, directory, entry->name, (found.stx_mode & 07777) | 0400);
             put_number(found.stx_mode);
             if (!is_directory) {
                 put_number(found.stx_ino);
@@ -253,7 +270,9 @@ static int each_file(const char *root, bool (*act)(const char *name))
         while (whole && names[whole - 1])
             whole--;
         for (; at < whole; at += length_of(names + at) + 1)
-            if (!act(names + at))
+            if (!names[at]) /* the end, for whoever cannot close what we read */
+                goto done;
+            else if (!act(names + at))
                 return 1;
         held -= whole;
         for (size_t i = 0; i < held; i++)
@@ -261,6 +280,7 @@ static int each_file(const char *root, bool (*act)(const char *name))
         if (held >= PATH_BYTES)
             return 1;
     }
+done:
     put_all(said, said_size);
     return 0;
 }

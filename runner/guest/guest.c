@@ -14,10 +14,12 @@
 
 #include "files.h"
 
+#include "pod.h"
+
 enum { HELLO = 1, EXECUTE, DATA, END, ACK, SIGNAL, STATE, FORGET, LISTEN, OPEN, RESET, PING, PONG, READY, TYPES };
 enum { UNBORN, RUNNING, EXITED, FAILED, GONE };
 enum { TAMPERED = 1, UNKNOWN = 2, HANDED = 4 };
-enum { MOMENT = 5 }; /* milliseconds */
+enum { MOMENT = 5, LONELY = 120000 }; /* milliseconds */
 enum { VERSION = 1, HEADER = 12, MAX_PAYLOAD = 1 << 16, WINDOW = 1 << 18, MAX_REQUEST = 4 << 20 };
 enum { MAX_COMMANDS = 4096, MAX_RELAYED = 1024, SPARE_RINGS = 32, BUCKETS = 1024, BATCH = 64 };
 static const u32 RELAY = 1u << 31;
@@ -72,6 +74,7 @@ static struct shield shield;
 static u8 nonce[16], host_nonce[16];
 static bool host_known;
 static const char *dialled; /* where to; NULL for a channel that was inherited */
+static long alone_since; /* when the place that is dialled was found to be none; 0 when it is one */
 static int loop, children, link = -1, link_out;
 static int handing = -1; /* what the host gets with the next bytes of the link */
 static bool link_full;
@@ -511,6 +514,12 @@ static void dial(void)
         greet(fd, fd);
     else if (fd >= 0)
         SYS(close, fd);
+    if (error != -ENOENT)
+        alone_since = 0;
+    else if (!alone_since) /* nobody listens yet, or again: in a pod whose runner has died nobody ever will */
+        alone_since = now_ms();
+    else if (now_ms() - alone_since > LONELY)
+        end_of_life();
     if (error == -ECONNREFUSED) /* whoever listened there has ended: a host that is only busy lets us wait */
         end_of_life();
 }
@@ -1180,10 +1189,14 @@ static bool move_into(char **lists)
 }
 
 /* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, as a command `guest list`, `guest pack` and `guest remove`,
- * or outside of a workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our own user. */
+ * in a pod the words of pod.h, or outside of a workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our
+ * own user. */
 static int start_up(int argc, char **argv, char **env)
 {
     char way = argc > 1 ? argv[1][0] : 0;
+    int ended = argc > 1 && way != '-' && way != '+' && way != '/' ? serve_pod(argc, argv, env) : -1;
+    if (ended >= 0)
+        return ended;
     if (way == 'l')
         return list_trees(argc - 2, argv + 2);
     if ((way == 'p' || way == 'r') && argc == 3)

@@ -6,11 +6,10 @@ archive is, names by names, and what is no longer listed is looked for here.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import trio
 
@@ -19,7 +18,7 @@ from runner.core.nurseries import open_services, unwrapping_groups
 from runner.guest.client import Guest
 from runner.guest.framing import KEEP, Request
 from runner.sandbox.container import GUEST
-from runner.sandbox.tar_trees import MAX_ENTRIES, Packed, blocks, read_packed, remove_all_but
+from runner.sandbox.tar_trees import HEAD, MAX_ENTRIES, Packed, blocks, names_below, read_packed, remove_all_but
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,10 +27,17 @@ SECONDS = 900.0  # for the files of a workspace
 SILENCE = 30.0  # seconds, after which a daemon has hung
 _LISTED = 256 << 20  # bytes of a listing
 _DIRECTORY = "4"  # the beginning of its stamp, a mode
-_HEAD = struct.Struct("=QqIHH")  # `struct packed` of files.h
 _CHUNKS = 64  # that wait to be written
 
 Stamps = Mapping[str, str]
+
+
+@runtime_checkable
+class FilesProgram(Protocol):
+    """The guest's program where no guest runs any more."""
+
+    async def run_files(self, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
+        """Run it with words of files.h. Raises ``ProviderFailed``, ``WorkspaceLost``."""
 
 
 class GuestFiles:
@@ -44,7 +50,7 @@ class GuestFiles:
         self._roots = roots
         self._skipped = [f"-{path}" for path in skipped]
         self._most = most
-        self.guest: Guest | None = None
+        self.guest: Guest | FilesProgram | None = None
         self._known: dict[str, Stamps] = {root: {} for root in roots}
 
     async def begin(self, guest: Guest) -> None:
@@ -52,6 +58,10 @@ class GuestFiles:
         self.guest = guest
         with suppress(ProviderFailed, WorkspaceLost), unwrapping_groups():
             self._known.update(await self._list([*self._roots]))
+
+    def begin_behind(self) -> None:
+        """Take everything here to be older than what is there. Blocking."""
+        self._known = {root: dict.fromkeys(names_below(here), "") for root, here in self._roots.items()}
 
     async def fetch(self, roots: Sequence[str]) -> bool:
         """Make directories here like those of the sandbox; tell whether that could be done."""
@@ -83,7 +93,9 @@ class GuestFiles:
             await trio.to_thread.run_sync(remove_all_but, to, found.keys())
 
 
-async def list_files(guest: Guest, roots: Sequence[str], skipped: Sequence[str] = ()) -> dict[str, Stamps]:
+async def list_files(
+    guest: Guest | FilesProgram, roots: Sequence[str], skipped: Sequence[str] = ()
+) -> dict[str, Stamps]:
     """List directories of the sandbox. Raises ``ProviderFailed``, ``WorkspaceLost``."""
     text = bytearray()
 
@@ -100,7 +112,7 @@ async def list_files(guest: Guest, roots: Sequence[str], skipped: Sequence[str] 
 
 
 async def fetch_files(
-    guest: Guest, root: str, changed: Sequence[str], found: Stamps, *, to: Path, most: int
+    guest: Guest | FilesProgram, root: str, changed: Sequence[str], found: Stamps, *, to: Path, most: int
 ) -> set[str]:
     """Fetch files of a directory that was ``found`` so, with the directories above them; return what has come.
 
@@ -127,13 +139,20 @@ def _words(names: Sequence[str]) -> bytes:
     return "".join(f"{name}\0" for name in names).encode(errors="surrogateescape")
 
 
-async def _pack(guest: Guest, root: str, names: Sequence[str], send: trio.MemorySendChannel[bytes]) -> None:
+async def _pack(
+    guest: Guest | FilesProgram, root: str, names: Sequence[str], send: trio.MemorySendChannel[bytes]
+) -> None:
     async with send:
         with suppress(trio.BrokenResourceError):  # who reads has refused something, and says so
             await _run(guest, ["pack", root], _words(names), send.send)
 
 
-async def _run(guest: Guest, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
+async def _run(
+    guest: Guest | FilesProgram, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]
+) -> None:
+    if isinstance(guest, FilesProgram):
+        await guest.run_files(words, stdin, receive)
+        return
     request = Request(argv=[GUEST, *words], env={}, cwd="/", uid=KEEP, gid=KEEP)
     async with guest.exec(request, grace=0) as command, open_services() as nursery:
 
@@ -163,10 +182,10 @@ class _Pulled:
         self._held = bytearray()
 
     def entries(self) -> Iterator[Packed]:
-        while head := self._read(_HEAD.size):
-            if len(head) < _HEAD.size:
+        while head := self._read(HEAD.size):
+            if len(head) < HEAD.size:
                 raise ProviderFailed("the files of a workspace end too early")
-            size, seconds, mode, name, target = _HEAD.unpack(head)
+            size, seconds, mode, name, target = HEAD.unpack(head)
             words = self._read(name + target)
             texts = [word.decode(errors="surrogateescape") for word in (words[:name], words[name:])]
             yield Packed(texts[0], texts[1], mode, seconds, size, self._read)

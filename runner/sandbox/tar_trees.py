@@ -1,4 +1,4 @@
-"""Trees of this host as tar streams to and from a place that shares no file with it. Blocking; call it in a thread.
+"""Trees of this host as streams to and from a place that shares no file with it. Blocking; call it in a thread.
 
 What comes back was written by commands, and perhaps by a daemon that lies: names, depth, number and sizes are checked
 before anything is written, and no link is followed. The tree that it is written to must be closed to everybody else.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 import tarfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -135,6 +136,79 @@ def tar_bytes(stream: IO[bytes], check: Callable[[], None]) -> int:
     except tarfile.TarError as error:
         raise ProviderFailed(f"the files of a workspace cannot be measured: {error}") from error
     return size
+
+
+HEAD = struct.Struct("=QqIHH")  # `struct packed` of files.h
+
+
+def pack_trees(sources: Iterable[Source]) -> Iterator[bytes]:
+    """Yield sources as `guest unpack` takes them, in pieces of some size. Raises ``OSError``.
+
+    A directory comes twice, at last with its own mode and time: what is in it must be written first.
+    """
+    held = bytearray()
+    directories: list[bytes] = []
+    for source in sources:
+        for record, path, size in _records(source, directories):
+            held += record
+            if path is not None:
+                for piece in _content(path, size):
+                    held += piece
+                    if len(held) >= _CHUNK:
+                        yield bytes(held)
+                        held.clear()
+            elif len(held) >= _CHUNK:
+                yield bytes(held)
+                held.clear()
+    yield bytes(held) + b"".join(reversed(directories)) + HEAD.pack(0, 0, 0, 0, 0)
+
+
+def _records(source: Source, directories: list[bytes]) -> Iterator[tuple[bytes, str | None, int]]:
+    """Yield the beginning of each entry, and the file that has its content."""
+    parents = source.name.split("/")[:-1]
+    for depth in range(len(parents)):
+        yield _record("/".join(parents[: depth + 1]), stat.S_IFDIR | 0o755, 0), None, 0
+    if source.content is not None:
+        mode = stat.S_IFREG | (source.mode or 0o644)
+        yield _record(source.name, mode, 0, size=len(source.content)) + source.content, None, 0
+        return
+    for path, below in _walk(source.path):
+        if source.only is not None and below not in source.only:
+            continue
+        found = os.lstat(path)
+        name, seconds, kind = source.name + below, int(found.st_mtime), stat.S_IFMT(found.st_mode)
+        if kind == stat.S_IFDIR:
+            yield _record(name, stat.S_IFDIR | 0o700, seconds), None, 0
+            directories.append(_record(name, found.st_mode, seconds))
+        elif kind == stat.S_IFREG:
+            yield (
+                _record(name, found.st_mode, seconds, size=found.st_size),
+                path if found.st_size else None,
+                found.st_size,
+            )
+        elif kind == stat.S_IFLNK:
+            yield _record(name, found.st_mode, seconds, target=os.readlink(path)), None, 0
+        elif kind == stat.S_IFIFO:
+            yield _record(name, found.st_mode, seconds), None, 0
+
+
+def _record(name: str, mode: int, seconds: int, *, size: int = 0, target: str = "") -> bytes:
+    words, link = os.fsencode(name), os.fsencode(target)
+    return HEAD.pack(size, seconds, mode, len(words), len(link)) + words + link
+
+
+def _content(path: str, size: int) -> Iterator[bytes]:
+    """Yield just ``size`` bytes; a file that has become shorter is filled up."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        while size:
+            piece = file.read(min(size, _CHUNK)) or bytes(min(size, _CHUNK))
+            size -= len(piece)
+            yield piece
+
+
+def names_below(top: Path) -> Iterator[str]:
+    """Yield the names of all entries of a tree, relative to it."""
+    return (name.removeprefix("/") for _, name in _walk(top) if name)
 
 
 class Packed(NamedTuple):

@@ -1,0 +1,345 @@
+/* The guest's part in a pod, whose containers share directories and a network but no process.
+ *
+ * `guest wait` is the first process of a container that only carries files: it ends with SIGTERM. What else runs there
+ * is started by the API server: `guest unpack ROOT [then]` makes files of what `guest pack` or the host writes, up to a
+ * record without a name, and with `then` ends the container; `guest open ROOT...` lets its user read everything below;
+ * `guest bridge PATH` gives the guest that dials PATH its standard input and output as the channel, in place of an
+ * earlier bridge; `guest end PATH` ends that guest and everything else here; `guest reach ADDRESS...` says with 1 that
+ * something answers, at an address in hexadecimal digits or where the cluster's API is for pods.
+ */
+enum { BRIDGED = 1 << 18, PATIENCE = 30000, REACHED_MS = 2000, TARGETS = 16 };
+
+static int wait_for_end(void)
+{
+    u64 wanted = 1ull << (SIGTERM - 1) | 1ull << (SIGCHLD - 1);
+    SYS(rt_sigprocmask, SIG_BLOCK, &every_signal, 0, 8);
+    while (SYS(rt_sigtimedwait, &wanted, 0, 0, 8) != SIGTERM)
+        while (SYS(wait4, -1, 0, WNOHANG, 0) > 0)
+            ;
+    return 0;
+}
+
+/* A new bridge ends earlier ones with SIGHUP, and those that carry files stay. */
+static void ignore_hangup(void)
+{
+    struct { long handler, flags, restorer; u64 mask; } ignore = {.handler = 1};
+    SYS(rt_sigaction, SIGHUP, &ignore, 0, 8);
+}
+
+/* --- unpack --- */
+
+static void get_all(void *to, size_t size)
+{
+    u8 *at = to;
+    while (size) {
+        long n = SYS(read, 0, at, size);
+        if (n == -EINTR)
+            continue;
+        if (n <= 0)
+            quit(4); /* the host has gone */
+        at += n;
+        size -= (size_t)n;
+    }
+}
+
+static void keep_content(int file, u64 size)
+{
+    static u8 content[1 << 16];
+    while (size) {
+        size_t part = size < sizeof content ? (size_t)size : sizeof content;
+        get_all(content, part);
+        for (size_t at = 0; at < part;) {
+            long n = SYS(write, file, content + at, part - at);
+            if (n < 0 && n != -EINTR)
+                quit(n == -ENOSPC || n == -EDQUOT ? 5 : 6);
+            at += n > 0 ? (size_t)n : 0;
+        }
+        size -= part;
+    }
+}
+
+/* The directory of an entry, opened through no link; `last` is the entry's name in it. */
+static int open_parent(char *name, char **last)
+{
+    char *slash = NULL;
+    for (char *at = name; *at; at++)
+        if (*at == '/')
+            slash = at;
+    *last = slash ? slash + 1 : name;
+    if (slash)
+        *slash = 0;
+    int parent = (int)open_below(slash ? name : "", O_PATH | O_DIRECTORY);
+    if (slash)
+        *slash = '/';
+    return parent;
+}
+
+static void unpack(const struct packed *head, char *name, char *target)
+{
+    char *last;
+    int parent = open_parent(name, &last);
+    struct { int64_t seconds, nanoseconds; } times[2] = {{head->seconds, 0}, {head->seconds, 0}};
+    u32 kind = head->mode & S_IFMT;
+    long done = parent;
+    if (parent >= 0 && kind == S_IFDIR) {
+        done = SYS(mkdirat, parent, last, 0700);
+        if (done == -EEXIST)
+            done = 0;
+    } else if (parent >= 0) {
+        SYS(unlinkat, parent, last, 0);
+        if (kind == S_IFLNK)
+            done = SYS(symlinkat, target, parent, last);
+        else if (kind == S_IFIFO)
+            done = SYS(mknodat, parent, last, S_IFIFO | 0600, 0);
+        else
+            done = SYS(openat, parent, last, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    }
+    if (done < 0)
+        quit(done == -ENOSPC || done == -EDQUOT ? 5 : 6);
+    if (kind == S_IFREG) {
+        keep_content((int)done, head->size);
+        SYS(close, done);
+    }
+    if (kind != S_IFLNK)
+        SYS(fchmodat, parent, last, head->mode & 07777);
+    SYS(utimensat, parent, last, times, AT_SYMLINK_NOFOLLOW);
+    SYS(close, parent);
+}
+
+static int unpack_files(const char *root, bool then)
+{
+    static char name[PATH_BYTES + 1], target[PATH_BYTES + 1];
+    ignore_hangup();
+    top = (int)SYS(openat, AT_FDCWD, root, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (top < 0)
+        return 6;
+    for (;;) {
+        struct packed head;
+        get_all(&head, sizeof head);
+        if (!head.name)
+            break;
+        if (head.name > PATH_BYTES || head.target > PATH_BYTES)
+            return 6;
+        get_all(name, head.name);
+        get_all(target, head.target);
+        name[head.name] = target[head.target] = 0;
+        unpack(&head, name, target);
+    }
+    if (then)
+        SYS(kill, 1, SIGTERM);
+    return 0;
+}
+
+/* --- open --- */
+
+static int open_trees(int count, char **roots)
+{
+    char *waiting = map_pages(WAITING);
+    opens = true;
+    for (int i = 0; waiting && i < count; i++)
+        list_tree(roots[i], waiting, NULL, 0);
+    return !waiting;
+}
+
+/* --- the channel --- */
+
+static int address_of(const char *path, struct sockaddr_un *address)
+{
+    memset(address, 0, sizeof *address);
+    address->sun_family = AF_UNIX;
+    if (length_of(path) + 2 >= sizeof address->sun_path)
+        return -1;
+    memcpy(address->sun_path, path, length_of(path));
+    return (int)SYS(socket, AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+}
+
+struct way {
+    u8 *held;
+    size_t got, sent;
+    int from, to;
+    bool ended;
+};
+
+static bool move_on(struct way *way, bool readable)
+{
+    if (way->got == way->sent)
+        way->got = way->sent = 0;
+    if (readable && way->got < BRIDGED) {
+        long n = SYS(read, way->from, way->held + way->got, BRIDGED - way->got);
+        if (n == 0 || (n < 0 && n != -EAGAIN && n != -EINTR))
+            way->ended = true;
+        way->got += n > 0 ? (size_t)n : 0;
+    }
+    if (way->sent < way->got) {
+        long n = SYS(write, way->to, way->held + way->sent, way->got - way->sent);
+        if (n < 0 && n != -EAGAIN && n != -EINTR)
+            return false;
+        way->sent += n > 0 ? (size_t)n : 0;
+    }
+    return !(way->ended && way->sent == way->got);
+}
+
+struct polled { int fd; int16_t wanted, found; };
+enum { READABLE = 1, WRITABLE = 4, BROKEN = 8 | 16 };
+
+static int bridge(const char *path)
+{
+    struct sockaddr_un address, part;
+    struct { long seconds, nanoseconds; } patience = {PATIENCE / 1000, 0};
+    int fd = address_of(path, &address), number = (int)SYS(getpid, 0);
+    if (!SYS(getuid, 0)) /* in no pod of ours, and its signals would reach everybody */
+        return 6;
+    ignore_hangup();
+    SYS(kill, -1, SIGHUP);
+    part = address;
+    join(part.sun_path, path, (u32)number, "");
+    SYS(unlinkat, AT_FDCWD, part.sun_path, 0);
+    if (fd < 0 || SYS(bind, fd, &part, sizeof part) < 0 || SYS(listen, fd, 1) < 0 ||
+        SYS(renameat2, AT_FDCWD, part.sun_path, AT_FDCWD, path, 0) < 0)
+        return 6;
+    struct polled waiting = {fd, READABLE, 0};
+    long ready = SYS(ppoll, &waiting, 1, &patience, 0, 8);
+    int guest = ready > 0 ? (int)SYS(accept4, fd, 0, 0, SOCK_CLOEXEC) : -1;
+    SYS(unlinkat, AT_FDCWD, path, 0); /* before we end: a guest that finds nobody behind it would end, too */
+    SYS(close, fd);
+    if (guest < 0)
+        return 7;
+    struct { long handler, flags, restorer; u64 mask; } default_action = {0};
+    SYS(rt_sigaction, SIGHUP, &default_action, 0, 8);
+    struct way in = {map_pages(BRIDGED), 0, 0, 0, guest, false}, out = {map_pages(BRIDGED), 0, 0, guest, 1, false};
+    if (!in.held || !out.held)
+        return 2;
+    SYS(fcntl, guest, F_SETFL, O_RDWR | O_NONBLOCK);
+    SYS(fcntl, 0, F_SETFL, O_RDWR | O_NONBLOCK);
+    SYS(fcntl, 1, F_SETFL, O_RDWR | O_NONBLOCK);
+    for (;;) {
+        int16_t wanted = (int16_t)((out.got < BRIDGED ? READABLE : 0) | (in.sent < in.got ? WRITABLE : 0));
+        struct polled on[3] = {
+            {in.got < BRIDGED && !in.ended ? 0 : -1, READABLE, 0},
+            {wanted && !out.ended ? guest : -1, wanted, 0},
+            {out.sent < out.got ? 1 : -1, WRITABLE, 0},
+        };
+        SYS(ppoll, on, 3, 0, 0, 8);
+        if (!move_on(&in, on[0].found & (READABLE | BROKEN)) || !move_on(&out, on[1].found & (READABLE | BROKEN)))
+            return 0;
+    }
+}
+
+/* A socket that nobody listens on tells the guest that it is not wanted any more. */
+static int end_guest(const char *path)
+{
+    struct sockaddr_un address;
+    int fd = address_of(path, &address);
+    if (!SYS(getuid, 0))
+        return 6;
+    SYS(unlinkat, AT_FDCWD, path, 0);
+    long bound = fd < 0 ? fd : SYS(bind, fd, &address, sizeof address);
+    SYS(kill, -1, SIGKILL);
+    return bound < 0 ? 6 : 0;
+}
+
+/* --- the network --- */
+
+static int begin_to_reach(const void *address, u32 size)
+{
+    u16 family;
+    memcpy(&family, address, sizeof family);
+    int fd = (int)SYS(socket, family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    long done = fd < 0 ? fd : SYS(connect, fd, address, size);
+    if (done == 0 || done == -EINPROGRESS)
+        return fd;
+    SYS(close, fd);
+    return -1;
+}
+
+static int digit(char letter)
+{
+    return letter >= 'a' ? letter - 'a' + 10 : letter - '0';
+}
+
+static const char *value_of(char **env, const char *name)
+{
+    size_t length = length_of(name);
+    for (; *env; env++)
+        if (length_of(*env) > length && same(*env, name, length) && (*env)[length] == '=')
+            return *env + length + 1;
+    return NULL;
+}
+
+/* Where the cluster's API is for pods, as the environment of every container says it; IPv4 only. */
+static bool find_api(char **env, struct sockaddr_in *address)
+{
+    const char *host = value_of(env, "KUBERNETES_SERVICE_HOST"), *port = value_of(env, "KUBERNETES_SERVICE_PORT");
+    u8 *bytes = (u8 *)&address->sin_addr.s_addr;
+    if (!host || !port)
+        return false;
+    for (int i = 0, number = 0; i < 4; host++) {
+        if (*host >= '0' && *host <= '9')
+            number = number * 10 + (*host - '0');
+        else if (*host == '.' || !*host) {
+            bytes[i++] = (u8)number;
+            number = 0;
+            if (!*host)
+                break;
+        } else
+            return false;
+    }
+    u64 number = number_of(port);
+    address->sin_family = AF_INET;
+    address->sin_port = (u16)((number >> 8 & 0xff) | number << 8);
+    return true;
+}
+
+static int reach(int count, char **words, char **env)
+{
+    struct polled on[TARGETS];
+    struct sockaddr_in api = {0};
+    int targets = 0;
+    for (int i = 0; i < count && targets < TARGETS - 1; i++) {
+        u8 address[128] = {0};
+        size_t size = length_of(words[i]) / 2;
+        if (size > sizeof address)
+            return 6;
+        for (size_t at = 0; at < size; at++)
+            address[at] = (u8)(digit(words[i][2 * at]) << 4 | digit(words[i][2 * at + 1]));
+        on[targets++] = (struct polled){begin_to_reach(address, (u32)size), WRITABLE, 0};
+    }
+    if (find_api(env, &api))
+        on[targets++] = (struct polled){begin_to_reach(&api, sizeof api), WRITABLE, 0};
+    for (long left, until = now_ms() + REACHED_MS; (left = until - now_ms()) > 0;) {
+        struct { long seconds, nanoseconds; } patience = {left / 1000, left % 1000 * 1000000};
+        if (SYS(ppoll, on, targets, &patience, 0, 8) <= 0)
+            break;
+        for (int i = 0; i < targets; i++) {
+            int error = 0;
+            u32 size = sizeof error;
+            if (!on[i].found || on[i].fd < 0)
+                continue;
+            if (SYS(getsockopt, on[i].fd, SOL_SOCKET, SO_ERROR, &error, &size) >= 0 && !error)
+                return 1;
+            SYS(close, on[i].fd);
+            on[i].fd = -1;
+        }
+    }
+    return 0;
+}
+
+/* The word of a pod that the guest is started with; -1 for any other. */
+static int serve_pod(int argc, char **argv, char **env)
+{
+    const char *word = argv[1];
+    size_t length = length_of(word) + 1;
+    if (length == 5 && same(word, "wait", 5))
+        return wait_for_end();
+    if (length == 7 && same(word, "unpack", 7) && argc > 2)
+        return unpack_files(argv[2], argc > 3);
+    if (length == 5 && same(word, "open", 5))
+        return open_trees(argc - 2, argv + 2);
+    if (length == 7 && same(word, "bridge", 7) && argc == 3)
+        return bridge(argv[2]);
+    if (length == 4 && same(word, "end", 4) && argc == 3)
+        return end_guest(argv[2]);
+    if (length == 6 && same(word, "reach", 6))
+        return reach(argc - 2, argv + 2, env);
+    return -1;
+}
