@@ -65,7 +65,7 @@ class AuthorizedUpstream:
                 hiding = SecretFilter(self._forms(credential))
                 hidden = [(name, hiding.within(value)) for name, value in answer.headers]
                 async with aclosing(_filtered(answer.body, hiding)) as pieces:
-                    yield UpstreamResponse(answer.status, hidden, pieces)
+                    yield UpstreamResponse(answer.status, hidden, pieces, answer.upgraded)
                 return
 
     async def _upstream(self, certificate: tuple[bytes, bytes] | None) -> Upstream:

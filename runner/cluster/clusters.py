@@ -8,9 +8,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
+from msgspec import Struct
 
 from runner.core.errors import (
     BadKubeconfig,
@@ -18,6 +20,7 @@ from runner.core.errors import (
     ClusterUnreachable,
     CredentialFailed,
     InputChanged,
+    ProviderFailed,
     UnfitSecret,
 )
 from runner.core.redact import Redactor
@@ -29,6 +32,31 @@ if TYPE_CHECKING:
     from runner.cluster.credential_plugin import Credential, CredentialPlugin, Credentials
     from runner.cluster.kubeconfig import ClusterTarget
     from runner.network.upstream import Upstream
+
+
+class ClusterPlace(Struct, frozen=True):
+    """A namespace of a cluster; ``None`` stands for what the kubeconfig itself says, as ``kubeconfig`` for a pod's own
+    cluster.
+    """
+
+    kubeconfig: str | None
+    context: str | None
+    namespace: str | None
+
+
+def workspace_place(settings: Settings) -> ClusterPlace:
+    """Return the place that workspaces are made in. Raises ``ProviderFailed`` when the user has named none.
+
+    Its namespace is never taken from a kubeconfig, so that nobody's cluster is asked for anything by accident.
+    """
+    if settings.kubernetes_namespace is None:
+        hint = "set RUNNER_KUBERNETES_NAMESPACE; `runner cluster manifest` makes one that is fit"
+        raise ProviderFailed("no namespace of a cluster is named for workspaces", hint=hint)
+    usual = Path(settings.reach.get("HOME", "/"), ".kube", "config")
+    kubeconfig = settings.variables.get("KUBECONFIG") or (str(usual) if usual.exists() else None)
+    if kubeconfig is None and not settings.variables.get("KUBERNETES_SERVICE_HOST"):
+        raise ProviderFailed("no kubeconfig names a cluster", hint="set KUBECONFIG, or write ~/.kube/config")
+    return ClusterPlace(kubeconfig, settings.kubernetes_context, settings.kubernetes_namespace)
 
 
 class Clusters:
@@ -72,6 +100,18 @@ class Clusters:
                 yield session
             finally:
                 session.close()
+
+    @asynccontextmanager
+    async def connect(self, place: ClusterPlace) -> AsyncIterator[tuple[ClusterTarget, AuthorizedUpstream]]:
+        """Connect to a cluster of the user's own, for whatever its credential may do. Raises the errors of both."""
+        from runner.cluster.kubeconfig import in_cluster_target, read_target
+
+        if place.kubeconfig is None:
+            target = in_cluster_target(self._settings.variables, place.namespace)
+        else:
+            target = read_target(place.kubeconfig, place.context, place.namespace, self._settings.reach)
+        async with self._way(target) as way:
+            yield target, way
 
     def _target(self, grant: ClusterGrant) -> ClusterTarget:
         from runner.cluster.kubeconfig import read_target

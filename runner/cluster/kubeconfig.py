@@ -192,6 +192,28 @@ def read_target(
     return replace(target, plug_in=read_plugin(user["exec"], user_name, user_folder, told))
 
 
+def in_cluster_target(variables: Mapping[str, str], namespace: str | None) -> ClusterTarget:
+    """Return the cluster whose pod this process runs in, with the account of that pod. Raises ``BadKubeconfig``."""
+    account = Path(_SERVICE_ACCOUNT)
+    host, port = variables.get("KUBERNETES_SERVICE_HOST", ""), variables.get("KUBERNETES_SERVICE_PORT", "443")
+    try:
+        authorities = (account / "ca.crt").read_bytes()
+        where = namespace or (account / "namespace").read_text().strip()
+    except OSError as error:
+        raise BadKubeconfig(
+            f"this pod has no service account: {error}", hint="name a kubeconfig: KUBECONFIG"
+        ) from error
+    return ClusterTarget(
+        context="in-cluster",
+        server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+        namespace=where,
+        exposed="",
+        server_name=None,
+        authorities=authorities,
+        token_file=TokenFile(str(account / "token"), account),
+    )
+
+
 class _MergedKubeconfig:
     """The entries of all files by kind and name, each with the directory of its relative paths."""
 

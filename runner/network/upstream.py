@@ -11,6 +11,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 import httpcore2
+import trio
 
 from runner.core.errors import UsageError
 from runner.network.host_proxy import find_proxy
@@ -48,11 +49,34 @@ class Unreachable(UpstreamFailed):
 
 @dataclass(frozen=True)
 class UpstreamResponse:
-    """A response under way. Iterating ``body`` raises ``UpstreamFailed`` when it breaks off."""
+    """A response under way. Iterating ``body`` raises ``UpstreamFailed`` when it breaks off.
+
+    ``upgraded`` is the connection itself after a change of the protocol, in place of a body.
+    """
 
     status: int
     headers: Headers  # names in lower case
     body: AsyncIterator[bytes]
+    upgraded: UpgradedStream | None = None
+
+
+class UpgradedStream:
+    """A connection that speaks no HTTP any more. Its methods raise ``trio.BrokenResourceError`` when it is lost."""
+
+    def __init__(self, stream: httpcore2.AsyncNetworkStream) -> None:
+        self._stream = stream
+
+    async def send_all(self, data: bytes) -> None:
+        try:
+            await self._stream.write(data)
+        except (*_FAILURES, trio.ClosedResourceError) as error:
+            raise trio.BrokenResourceError from error
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        try:
+            return await self._stream.read(max_bytes)
+        except (*_FAILURES, trio.ClosedResourceError) as error:
+            raise trio.BrokenResourceError from error
 
 
 class Upstream(Protocol):
@@ -144,9 +168,9 @@ class _RemoteUpstream:
             raise UpstreamFailed(_error_message(error)) from error
         try:
             async with aclosing(_body(response)) as chunks:
-                yield UpstreamResponse(
-                    response.status, [(name.lower(), value) for name, value in response.headers], chunks
-                )
+                headers = [(name.lower(), value) for name, value in response.headers]
+                upgraded = UpgradedStream(response.extensions["network_stream"]) if response.status == 101 else None
+                yield UpstreamResponse(response.status, headers, chunks, upgraded)
         finally:
             await response.aclose()
 

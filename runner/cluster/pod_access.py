@@ -1,0 +1,122 @@
+"""What a cluster lets the runner do, and how strong its runtime's boundary is."""
+
+from __future__ import annotations
+
+import platform
+
+import trio
+
+from runner.cluster.objects import ClusterObjects, Refused
+from runner.core.errors import ProviderFailed
+from runner.core.model import IsolationClass, Limits
+from runner.core.sanitize import excerpt, sanitize
+from runner.sandbox import pod
+
+# verb, group, resource, subresource
+RIGHTS = (
+    ("create", "", "pods", ""),
+    ("get", "", "pods", ""),
+    ("list", "", "pods", ""),
+    ("watch", "", "pods", ""),
+    ("delete", "", "pods", ""),
+    ("get", "", "pods", "exec"),
+    ("create", "", "pods", "exec"),
+    ("get", "", "configmaps", ""),
+    ("create", "", "configmaps", ""),
+    ("get", "networking.k8s.io", "networkpolicies", ""),
+    ("create", "networking.k8s.io", "networkpolicies", ""),
+)
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+_HANDLERS = {"runsc": IsolationClass.KERNEL, "gvisor": IsolationClass.KERNEL}
+_OLDEST = (1, 19)  # seccomp profiles as fields, immutable ConfigMaps
+
+
+async def look_at_cluster(objects: ClusterObjects, runtime_class: str | None) -> tuple[IsolationClass, dict[str, str]]:
+    """Return the class of isolation and versions. Raises ``ProviderFailed`` with what is missing first."""
+    status, version = await objects.ask("GET", "/version")
+    if status != 200:
+        raise Refused(f"cluster {objects.server} does not tell its version: {version.get('message')}", status)
+    found = f"{version.get('major', '')}.{str(version.get('minor', '')).rstrip('+')}"
+    if tuple(int(part) for part in found.split(".") if part.isdigit()) < _OLDEST:
+        raise ProviderFailed(
+            f"cluster {objects.server} is Kubernetes {excerpt(found)}, and 1.19 is the oldest that works"
+        )
+    lacking = await missing_rights(objects)
+    if lacking:
+        where = f"namespace `{objects.namespace}` of cluster {objects.server}"
+        raise ProviderFailed(f"these rights are missing in {where}: {', '.join(lacking)}", hint=RIGHTS_HINT)
+    isolation = await isolation_of(objects, runtime_class)
+    await _try_pod(objects, runtime_class)
+    return isolation, {"kubernetes": sanitize(str(version.get("gitVersion", found)), 40)}
+
+
+RIGHTS_HINT = "apply `runner cluster manifest` as an administrator: it grants just these"
+
+
+async def missing_rights(objects: ClusterObjects) -> list[str]:
+    """Return the rights that the cluster denies, as people write them."""
+    denied: set[str] = set()
+
+    async def review(verb: str, group: str, resource: str, subresource: str) -> None:
+        attributes = {"namespace": objects.namespace, "verb": verb, "group": group, "resource": resource}
+        if subresource:
+            attributes["subresource"] = subresource
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        status, answer = await objects.ask("POST", _REVIEWS, body)
+        allowed = (answer.get("status") or {}).get("allowed") if status == 201 else None
+        if allowed is False:
+            denied.add(f"{verb} {resource}{'/' if subresource else ''}{subresource}")
+
+    async with trio.open_nursery() as nursery:
+        for right in RIGHTS:
+            nursery.start_soon(review, *right)
+    return sorted(denied)
+
+
+async def isolation_of(objects: ClusterObjects, runtime_class: str | None) -> IsolationClass:
+    """Return the class of the boundary around pods of a RuntimeClass. Raises ``ProviderFailed`` for an unknown one."""
+    if runtime_class is None:
+        return IsolationClass.NAMESPACES
+    found = await objects.get(f"{_CLASSES}/{runtime_class}")
+    if found is None:
+        raise ProviderFailed(
+            f"the cluster has no RuntimeClass `{excerpt(runtime_class)}`", hint="kubectl get runtimeclasses"
+        )
+    handler = str(found.get("handler", ""))
+    if handler.startswith("kata"):
+        return IsolationClass.VM
+    if handler not in _HANDLERS:
+        raise ProviderFailed(
+            f"RuntimeClass `{excerpt(runtime_class)}` has the handler `{excerpt(handler)}`, which is neither"
+            " gVisor's nor Kata's: nobody knows how strong it is",
+            hint="leave RUNNER_KUBERNETES_RUNTIME_CLASS out, or name a RuntimeClass of `runsc` or `kata`",
+        )
+    return _HANDLERS[handler]
+
+
+async def _try_pod(objects: ClusterObjects, runtime_class: str | None) -> None:
+    """Let the cluster judge a pod like those of workspaces, and make none. Raises ``ProviderFailed``."""
+    shape = pod.PodShape(
+        image="runner.invalid/probe",
+        pull="IfNotPresent",
+        uid=1_000_000,
+        limits=Limits(),
+        labels=pod.PRODUCT,
+        annotations={},
+        guest="runner-guest",
+        machine=platform.machine(),
+        runtime_class=runtime_class,
+    )
+    body = pod.pod("runner-probe", shape, [], [], most=1 << 20)
+    status, answer = await objects.ask("POST", f"{objects.path('pods')}?dryRun=All", body)
+    if status not in (200, 201):
+        said = sanitize(str(answer.get("message", status)))
+        raise ProviderFailed(
+            f"namespace `{objects.namespace}` takes no pod of the runner: {said}",
+            hint="`docs/howto/kubernetes.md` says what a namespace must allow",
+        )
