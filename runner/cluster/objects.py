@@ -133,7 +133,7 @@ class ClusterObjects:
                 except UpstreamFailed as error:
                     why = str(error)
             if trio.current_time() >= deadline:
-                raise ProviderBusy(f"cluster {self.server} cannot be reached: {sanitize(why)}", hint=_REACH_HINT)
+                raise ProviderBusy(f"cluster {self.server} cannot be reached: {sanitize(why)}", hint=REACH_HINT)
             await trio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
@@ -161,5 +161,5 @@ class ClusterObjects:
 
 
 _HEADERS: Headers = [(b"accept", JSON_TYPE), (b"content-type", JSON_TYPE), IDENTITY]
-_REACH_HINT = "`kubectl version` should answer; VPN?"
+REACH_HINT = "`kubectl version` should answer; VPN?"
 _ACCESS_HINT = "run `runner cluster check`, which names the rights that are missing"

@@ -9,6 +9,7 @@ import trio
 from runner.cluster.objects import ClusterObjects, Refused
 from runner.core.errors import ProviderFailed
 from runner.core.model import IsolationClass, Limits
+from runner.core.nurseries import unwrapping_groups
 from runner.core.sanitize import excerpt, sanitize
 from runner.sandbox import pod
 
@@ -72,9 +73,10 @@ async def missing_rights(objects: ClusterObjects) -> list[str]:
         if allowed is False:
             denied.add(f"{verb} {resource}{'/' if subresource else ''}{subresource}")
 
-    async with trio.open_nursery() as nursery:
-        for right in RIGHTS:
-            nursery.start_soon(review, *right)
+    with unwrapping_groups():
+        async with trio.open_nursery() as nursery:
+            for right in RIGHTS:
+                nursery.start_soon(review, *right)
     return sorted(denied)
 
 

@@ -161,6 +161,9 @@ class Settings(Confidential, frozen=True, kw_only=True):
     docker_host: str  # where the docker daemon is, as its own clients read it
     docker_certificates: Path | None  # the folder of ca.pem, cert.pem and key.pem for a daemon over TLS
     docker_folder: Path  # where docker's own client keeps its configuration
+    kubernetes_context: str | None  # of the kubeconfig; its current one by default
+    kubernetes_namespace: str | None  # that workspaces are made in; none without it
+    kubernetes_runtime_class: str | None
     mirror_limit: int  # bytes on disk of all mirrors of servers' repositories together
     dependencies_limit: int  # and of all dependencies that commands have made
     sources: Mapping[str, str]
@@ -198,6 +201,9 @@ class Settings(Confidential, frozen=True, kw_only=True):
             docker_host=read("DOCKER_HOST", lambda t: t, context or "unix:///var/run/docker.sock"),
             docker_certificates=certificates,
             docker_folder=_docker_folder(env),
+            kubernetes_context=read("RUNNER_KUBERNETES_CONTEXT", lambda text: text, None),
+            kubernetes_namespace=read("RUNNER_KUBERNETES_NAMESPACE", kubernetes_name, None),
+            kubernetes_runtime_class=read("RUNNER_KUBERNETES_RUNTIME_CLASS", kubernetes_name, None),
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             dependencies_limit=read("RUNNER_DEPENDENCIES_LIMIT", parse_size, 10 << 30),
             untrusted_policy=read("RUNNER_UNTRUSTED_POLICY", _home, None),
@@ -252,6 +258,9 @@ class Settings(Confidential, frozen=True, kw_only=True):
             "WORKSPACE_MAX_AGE": duration_text(self.workspace_max_age) if self.workspace_max_age else "(none)",
             "RUN_RETENTION": duration_text(self.run_retention),
             "DOCKER_HOST": without_secrets(self.docker_host),
+            "RUNNER_KUBERNETES_CONTEXT": self.kubernetes_context or "(current)",
+            "RUNNER_KUBERNETES_NAMESPACE": self.kubernetes_namespace or "(none)",
+            "RUNNER_KUBERNETES_RUNTIME_CLASS": self.kubernetes_runtime_class or "(none)",
             "RUNNER_SERVER": without_secrets(self.server or "(none)"),
             **{_url_name(api): without_secrets(url) for api, url in self.model_urls.items()},
         }
@@ -323,6 +332,13 @@ def _home(text: str) -> Path:
 def _database_url(text: str) -> str:
     if not re.match(r"[a-z][a-z0-9+.-]*:", text):
         raise ValueError("a URL such as sqlite:///PATH")
+    return text
+
+
+def kubernetes_name(text: str) -> str:
+    """Return the name of a namespace, or of another object of a cluster. Raises ``ValueError``."""
+    if not re.fullmatch(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", text):
+        raise ValueError("a name of small letters, digits and, between them, `-`")
     return text
 
 

@@ -29,6 +29,7 @@ class SandboxContext(Struct, frozen=True, kw_only=True):
 
     ``user`` is set when commands run as another user than the guest, and is the sandbox's. ``command_limits`` are what
     the sandbox leaves to its commands: processes limited by the guest, memory less the share of the sandbox's kernel.
+    ``closed_interface`` is one of the network's that was proved to lead nowhere.
     """
 
     provider: str
@@ -42,6 +43,7 @@ class SandboxContext(Struct, frozen=True, kw_only=True):
     user: int | None = None
     command_limits: Limits = Limits()
     volume: Volume | None = None
+    closed_interface: str | None = None
     refresh: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
     before_exec: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
@@ -194,7 +196,17 @@ class GuestWorkspace:
         seen = readback.read_back(
             text, host, provider=context.provider, isolation=context.isolation, paths=context.paths
         )
-        return replace(seen, notes=(*seen.notes, *_weaknesses(self.guest.shield, context)))
+        seen = replace(seen, notes=(*seen.notes, *_weaknesses(self.guest.shield, context)))
+        return seen if context.closed_interface is None else _without_closed(seen, context.closed_interface)
+
+
+def _without_closed(seen: Isolation, interface: str) -> Isolation:
+    if interface not in (seen.interfaces or ()):
+        return seen
+    note = f"interface {interface} is closed by the cluster: nothing answered a look from inside"
+    return replace(
+        seen, interfaces=tuple(name for name in seen.interfaces or () if name != interface), notes=(*seen.notes, note)
+    )
 
 
 class GuestProcess:

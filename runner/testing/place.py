@@ -47,7 +47,7 @@ class Candidate:
     disk_limit: bool | None = None  # started by root, it limits the disk; `None`: unknown
     pins_parents: bool = True  # a directory that a dependency lies in cannot be moved
     shared_namespaces: tuple[str, ...] = ()  # as `Isolation` tells them
-    uid: int | None = None  # of commands inside, where it is not the one that the handle tells
+    uid: Callable[[Handle], int] = lambda handle: handle.uid  # of commands inside
     inhabitants: Callable[[Handle], Sequence[int]] = (
         lambda handle: ()
     )  # processes that an outsider finds by other means
@@ -97,7 +97,7 @@ class Place:
     @property
     def uid(self) -> int:
         """The user that commands run as."""
-        return self.handle.uid if self.candidate.uid is None else self.candidate.uid
+        return self.candidate.uid(self.handle)
 
     @property
     def isolated(self) -> bool:

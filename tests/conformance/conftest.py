@@ -13,8 +13,9 @@ from typing import Protocol
 
 import pytest
 
+from runner.core.model import Handle
 from runner.ports.store import RunnerRow, Store
-from runner.providers import gvisor, process
+from runner.providers import gvisor, kubernetes, process
 from runner.sandbox.volume_docker import UID
 from runner.store.memory import MemoryStore
 from runner.store.sqlite import open_store
@@ -32,6 +33,7 @@ from tests.support.providers import (
     KINDS,
     ORDINARY,
     PODMAN,
+    PODS,
     PROCESS,
     ROOT_PODMAN,
     ROOTLESS,
@@ -87,7 +89,17 @@ _UNSEEN = {
         "the daemon numbers processes in a namespace of its own, so the check finds no guest to kill"
     )
 }
-_SHARED = {DOCKER: ("user",), VOLUMES: ("user",), PODMAN: ("cgroup",), ROOT_PODMAN: ("cgroup", "user")}
+_UIDS: dict[str, Callable[[Handle], int]] = {
+    **{kind: lambda handle: UID for kind in BY_VOLUMES},
+    PODS: kubernetes.uid_of,
+}
+_SHARED = {
+    DOCKER: ("user",),
+    VOLUMES: ("user",),
+    PODMAN: ("cgroup",),
+    ROOT_PODMAN: ("cgroup", "user"),
+    PODS: ("cgroup", "user"),
+}
 _KILLED_WHOLE = "the host sees one program, and kills it whole"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
     GVISOR: {
@@ -96,6 +108,7 @@ KNOWN_GAPS: dict[str, dict[str, str]] = {
     },
     PROCESS: _HOST_GAPS,
     VOLUMES: _VOLUME_GAPS,
+    PODS: _VOLUME_GAPS,
     **{kind: {**_VOLUME_GAPS, **_UNSEEN} for kind in (PODMAN, ROOT_PODMAN, ROOTLESS)},
 }
 
@@ -179,6 +192,15 @@ BY_DAY = {  # of these kinds; the rest is for the night
         "test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives",
         "test_what_takes_more_processor_than_it_may_is_throttled_and_lives",
     },
+    PODS: {
+        "test_it_is_available_and_gives_a_reason_for_every_gap",
+        "test_a_command_ends_with_its_own_status",
+        "test_isolation_read_back_is_what_holds",
+        "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
+        "test_moving_the_parent_of_a_protected_path_away_fails",
+        "test_home_persists_and_a_fresh_one_does_not",
+        "test_the_tree_is_read_from_here_as_its_commands_see_it",
+    },
     **{kind: set() for kind in (PODMAN, ROOT_PODMAN, ROOTLESS)},  # by day one whole run each
     # An opening takes half a second.
     GVISOR: (ALWAYS - {"test_no_kind_of_tree_outlives_its_block"})
@@ -225,11 +247,11 @@ def _candidate(kind: str) -> Candidate:
         make=partial(make, kind),
         gaps=_AllBut(FAKE_PASSES, _FAKE) if kind == FAKE else KNOWN_GAPS.get(kind, {}),
         escapes=escapes,
-        own_users=kind not in (ORDINARY, *BY_VOLUMES),
+        own_users=kind not in (ORDINARY, *BY_VOLUMES, PODS),
         disk_limit=kind in SIZED,
-        pins_parents=kind not in BY_VOLUMES,
+        pins_parents=kind not in (*BY_VOLUMES, PODS),
         shared_namespaces=_SHARED.get(kind, ()),
-        uid=UID if kind in BY_VOLUMES else None,
+        uid=_UIDS.get(kind, lambda handle: handle.uid),
         inhabitants=inhabitants,
         marks=partial(_by_night, kind),
     )

@@ -12,10 +12,10 @@ import trio
 from runner.core.errors import WorkspaceLost
 from runner.core.model import Exit
 from runner.ports.provider import Workspace
-from runner.testing.outside import descendants, fields, living_of, marked
+from runner.testing.outside import cmdline, descendants, fields, living_of, marked
 from runner.testing.place import STUBBORN, Place, carrying, read_until
 from tests.support import dockerd
-from tests.support.providers import BY_VOLUMES, DOCKER, GUESTS, GVISOR, PROCESS, inhabitants
+from tests.support.providers import BY_VOLUMES, DOCKER, GUESTS, GVISOR, PODS, PROCESS, inhabitants
 
 KINDS = GUESTS
 
@@ -49,9 +49,12 @@ def _first(place: Place) -> int:
     """The guest of the only open workspace, as seen from outside: below bubblewrap where there is one."""
     if place.kind in (GVISOR, *BY_VOLUMES):
         return max(map(dockerd.first, dockerd.containers(place.handle.id)))  # others never start
+    if place.kind == PODS:
+        theirs = [pid for pid in living_of(place.uid) if cmdline(pid).split(b"\0")[1:2] == [b"/run/channel/socket"]]
+        return next(pid for pid in theirs if int(fields(pid)[1]) not in theirs)
     if place.kind == DOCKER:
-        theirs = {pid: int(fields(pid)[1]) for pid in living_of(place.handle.uid)}  # each with its parent
-        return next(pid for pid, parent in theirs.items() if parent not in theirs)
+        parents = {pid: int(fields(pid)[1]) for pid in living_of(place.handle.uid)}  # each with its parent
+        return next(pid for pid, parent in parents.items() if parent not in parents)
     living = [pid for pid in descendants(os.getpid()) if fields(pid)[0] != "Z"]
     names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in living}
     assert ("bwrap" in names.values()) == (place.kind != PROCESS)

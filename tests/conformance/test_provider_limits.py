@@ -14,9 +14,9 @@ from runner.core.model import Limits
 from runner.sandbox.cgroup import locate
 from runner.testing.outside import marked
 from runner.testing.place import Place, read_until
-from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, ROOT_PODMAN, VOLUMES, inhabitants
+from tests.support.providers import DOCKER, GUESTS, GVISOR, LOCAL, PODS, ROOT_PODMAN, VOLUMES, inhabitants
 
-KINDS = tuple(k for k in (LOCAL, DOCKER, VOLUMES, ROOT_PODMAN, GVISOR) if k in GUESTS)
+KINDS = tuple(k for k in (LOCAL, DOCKER, VOLUMES, ROOT_PODMAN, GVISOR, PODS) if k in GUESTS)
 
 
 @pytest.mark.scenario("LIF-16", only="provider")

@@ -20,6 +20,7 @@ from tests.support.providers import (
     GVISOR,
     LOCAL,
     PODMAN,
+    PODS,
     ROOT_PODMAN,
     ROOTLESS,
     VOLUMES,
@@ -27,8 +28,8 @@ from tests.support.providers import (
     make,
 )
 
-# Those whose containers this host can tell by their cgroup.
-HERE = [kind for kind in GUESTS if kind not in (PODMAN, ROOT_PODMAN, ROOTLESS)]
+# Those whose containers this host can tell by their cgroup, and whose work is not kept where they run.
+HERE = [kind for kind in GUESTS if kind not in (PODMAN, ROOT_PODMAN, ROOTLESS, PODS)]
 
 RUNNER = """
 import sys, trio

@@ -9,9 +9,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from runner.core.model import Exit, Handle, StopStage
+from runner.core.settings import Settings
 from runner.ports.provider import Provider, WorkspaceRequest
 from runner.providers.docker import RUNC, DockerProvider
 from runner.providers.gvisor import RUNSC
+from runner.providers.kubernetes import KubernetesProvider
 from runner.providers.local import LocalProvider
 from runner.providers.process import ProcessProvider
 from runner.sandbox import container_init
@@ -19,16 +21,17 @@ from runner.sandbox.docker_api import Engine
 from runner.sandbox.volume_docker import VolumeDocker
 from runner.testing.outside import alive, pids
 from runner.testing.place import LEAVES, STUBBORN
-from tests.support import dockerd, unprivileged
+from tests.support import cluster, dockerd, unprivileged
 from tests.support.fake_provider import FakeProvider, Scripted
 
 LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
 DOCKER, VOLUMES, GVISOR = "docker", "docker by volumes", "gvisor"
+PODS = "kubernetes"
 PODMAN, ROOT_PODMAN, ROOTLESS = "podman", "podman as root", "rootless docker"
 # As root it sets more open files for its containers than root of some hosts may have, and then runs none.
 HERE_AS_ROOT = () if unprivileged.RootPodman.component.missing else (ROOT_PODMAN,)
 BY_VOLUMES = (VOLUMES, PODMAN, *HERE_AS_ROOT, ROOTLESS)
-GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR, *BY_VOLUMES)
+GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR, *BY_VOLUMES, PODS)
 SIZED = (LOCAL, DOCKER, GVISOR)  # where they run as root
 KINDS = (*GUESTS, FAKE)
 SLOW = (DOCKER,)  # of checks that take long, for the night
@@ -48,6 +51,11 @@ class VolumesOnTestImage(VolumeDocker):
         return await super().create(replace(request, image=dockerd.IMAGE))
 
 
+class PodsOnTestImage(KubernetesProvider):
+    async def create(self, request: WorkspaceRequest) -> Handle:
+        return await super().create(replace(request, image=dockerd.IMAGE))
+
+
 def make(kind: str, home: Path, grace: float) -> Provider:
     kinds: Mapping[str, Callable[[], Provider]] = {
         LOCAL: lambda: LocalProvider(home, grace=grace),
@@ -59,6 +67,7 @@ def make(kind: str, home: Path, grace: float) -> Provider:
         PODMAN: lambda: by_volumes(home, unprivileged.Podman, grace),
         ROOT_PODMAN: lambda: by_volumes(home, unprivileged.RootPodman, grace),
         ROOTLESS: lambda: by_volumes(home, unprivileged.RootlessDocker, grace),
+        PODS: lambda: in_pods(home, grace),
         GVISOR: lambda: OnTestImage(home, Engine(dockerd.host()), grace=grace, runtime=RUNSC),
     }
     return kinds[kind]()
@@ -67,6 +76,15 @@ def make(kind: str, home: Path, grace: float) -> Provider:
 def by_volumes(home: Path, daemon: type[unprivileged.OtherDaemon], grace: float) -> Provider:
     daemon.component.require()
     return VolumesOnTestImage(home, Engine(dockerd.session_of(daemon).host), grace=grace)
+
+
+def in_pods(home: Path, grace: float) -> Provider:
+    env = {
+        "RUNNER_HOME": str(home),
+        "KUBECONFIG": str(cluster.double_kubeconfig()),
+        "RUNNER_KUBERNETES_NAMESPACE": "agents",
+    }
+    return PodsOnTestImage(Settings.from_env(env), grace=grace)
 
 
 def _scripted(argv: Sequence[str]) -> Scripted:

@@ -1,0 +1,54 @@
+"""``runner cluster``: what a cluster lacks for workspaces in pods; exit 4 when it lacks something."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from runner.cli.output import Output
+
+SUMMARY = "the cluster that workspaces run in: what it lacks, and the rights that an account needs"
+GROUP = "this host"
+EXAMPLES = (
+    "runner cluster check",
+    "runner cluster check --image docker.io/library/debian:bookworm-slim",
+    "runner cluster manifest --namespace agents | kubectl apply -f -",
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    summary = "try the cluster step by step, up to the first thing that is missing"
+    check = verbs.add_parser("check", help=summary, description=summary, allow_abbrev=False)
+    words = "also make a workspace of this image, run a command in it, and remove it"
+    check.add_argument("--image", metavar="IMAGE", help=words)
+    check.add_argument("--output", choices=("text", "json"), default="text")
+    summary = "print the objects of a namespace for workspaces, and of an account with the rights that they take"
+    manifest = verbs.add_parser("manifest", help=summary, description=summary, allow_abbrev=False)
+    manifest.add_argument("--namespace", metavar="NAME", default="agents", help="(default: agents)")
+
+
+def main(args: Namespace, out: Output) -> int:
+    from runner.core.errors import PlatformError, UsageError
+    from runner.core.settings import current, kubernetes_name
+    from runner.ops.host.cluster_check import access_manifest, check_cluster
+
+    if args.what == "manifest":
+        try:
+            out.verbatim(access_manifest(kubernetes_name(args.namespace)))
+        except ValueError as error:
+            raise UsageError(f"`--namespace` is `{args.namespace}`", hint=f"write {error}") from None
+        return 0
+    import trio
+
+    from runner.core.codec import plain
+    from runner.core.sanitize import sanitize
+
+    findings = trio.run(check_cluster, current(), args.image)
+    if args.output == "json":
+        out.json(plain(findings))
+    else:
+        for one in findings:
+            out.line(f"{'ok     ' if one.ok else 'MISSING'} {one.name:<10} {sanitize(one.found, 1_000)}")
+            if one.hint is not None:
+                out.line(f"        {'':<10} hint: {sanitize(one.hint, 1_000)}")
+    return 0 if all(one.ok for one in findings) else PlatformError.exit_code

@@ -1,0 +1,361 @@
+"""A running pod: its state as the cluster tells it, programs in its containers, and the channel to its guest.
+
+The channel is a program in the container that carries files, which waits there for the guest to dial. When it is lost
+with the API server or the kubelet, the next one takes its place: the guest goes on, and dials again.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Any
+
+import trio
+
+from runner.cluster.objects import PATIENCE, ClusterObjects, Object
+from runner.cluster.websocket import ExecRefused, ExecStream
+from runner.core.errors import (
+    Escaped,
+    ImageMissing,
+    OutOfMemory,
+    PlatformError,
+    ProviderFailed,
+    WorkspaceLost,
+)
+from runner.core.nurseries import open_services
+from runner.core.sanitize import sanitize
+from runner.network.upstream import UpstreamFailed
+from runner.ports.provider import KILL_GRACE
+from runner.sandbox.container import CHANNEL, GUEST, SOCKET
+from runner.sandbox.guest_files import SECONDS, GuestFiles
+from runner.sandbox.pod import FILES, FILES_PLACE, FIRST, SANDBOX
+
+GONE_SECONDS = 60.0  # for a kubelet to end a pod
+START_SECONDS = 300.0  # for a place on a node, and for the image to come there
+CLOSED_SECONDS = 10.0  # for a network that learns of a pod's policy late
+_KUBELET = 10250
+_PAUSE = 0.1
+_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_NEVER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_TRANSIENT = (ExecRefused, UpstreamFailed, trio.BrokenResourceError)
+
+
+class PodSandbox:
+    """One pod. ``what`` names the workspace in messages."""
+
+    def __init__(self, objects: ClusterObjects, name: str, what: str) -> None:
+        self._objects = objects
+        self.name = name
+        self.what = what
+        self._pod: Object = {}
+        self._changed = trio.Event()
+        self._is_gone = False
+        self._has_started = False
+        self._is_ending = False
+        self._bridge: BridgeStream | None = None
+
+    @property
+    def _path(self) -> str:
+        return self._objects.path("pods", self.name)
+
+    @property
+    def host(self) -> str:
+        return str(self._status.get("hostIP", ""))
+
+    @property
+    def node(self) -> str:
+        return str(self._pod.get("spec", {}).get("nodeName", "")) or "none"
+
+    @property
+    def _status(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._pod.get("status") or {}
+        return found
+
+    # --- its state ---
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Follow the state of the pod for the length of the block."""
+        async with open_services() as services:
+            services.start_soon(self._watch)
+            yield
+
+    async def _watch(self) -> None:
+        while not self._pod:  # it is not made yet
+            await self._changed.wait()
+        while not self._is_gone:
+            with suppress(ProviderFailed):  # the server does not answer: nothing is known to have changed
+                async with aclosing(self._objects.watch(self._objects.path("pods"), self.name)) as seen:
+                    async for found in seen:
+                        self.look(found)
+            await trio.sleep(_PAUSE)
+
+    def look(self, pod: Object | None) -> None:
+        self._pod, self._is_gone = pod or self._pod, pod is None
+        if self._bridge is not None and self.why_lost() is not None:
+            self._bridge.cut()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _state_of(self, container: str) -> Mapping[str, Any]:
+        kind = "initContainerStatuses" if container == FIRST else "containerStatuses"
+        found = (one for one in self._status.get(kind) or () if one.get("name") == container)
+        for one in found:
+            state: Mapping[str, Any] = one.get("state") or {}
+            return state
+        return {}
+
+    def image_of(self, container: str) -> str:
+        """Return what the node calls the image of a container that it has started."""
+        kind = "initContainerStatuses" if container == FIRST else "containerStatuses"
+        return next((str(one["imageID"]) for one in self._status.get(kind) or () if one.get("name") == container), "")
+
+    def is_running(self, container: str) -> bool:
+        return "running" in self._state_of(container) and not self._is_gone
+
+    def has_ended(self, container: str) -> bool:
+        """Tell whether a container is known to have ended."""
+        return self._is_gone or "terminated" in self._state_of(container)
+
+    def why_lost(self) -> PlatformError | None:
+        """Return why commands cannot run any more; ``None`` while they may."""
+        ended = self._state_of(SANDBOX).get("terminated")
+        reason, said = str(self._status.get("reason") or ""), sanitize(str(self._status.get("message") or ""))
+        if reason == "Evicted":
+            return WorkspaceLost(f"the pod of {self.what} was evicted from node {self.node}: {said}")
+        if reason or (self._status.get("phase") == "Failed" and not ended):
+            return WorkspaceLost(f"the pod of {self.what} has failed: {reason or 'for no reason'}: {said}")
+        if ended and ended.get("reason") == "OOMKilled":
+            return OutOfMemory(f"{self.what} ran out of memory, and its sandbox was killed whole")
+        if self._is_gone or "deletionTimestamp" in (self._pod.get("metadata") or {}):
+            return WorkspaceLost(f"somebody deleted pod `{self.name}` of {self.what}")
+        if ended:
+            return WorkspaceLost(f"the guest of {self.what} has ended: {ended.get('reason')}")
+        if self._has_started and self._lacks_node():
+            return WorkspaceLost(f"node {self.node}, which runs {self.what}, does not answer")
+        return None
+
+    def _lacks_node(self) -> bool:
+        """Tell whether the cluster takes the node for lost: nothing in the pod has changed, and it is not ready."""
+        ready = [one for one in self._status.get("conditions") or () if one.get("type") == "Ready"]
+        return bool(ready) and ready[0].get("status") != "True" and all(map(self.is_running, (FILES, SANDBOX)))
+
+    async def wait_for(self, container: str) -> None:
+        """Wait until a container runs. Raises ``ImageMissing`` and ``ProviderFailed`` with what is in its way."""
+        with trio.move_on_after(START_SECONDS):
+            while not self.is_running(container):
+                self._check_start(container)
+                await self._changed.wait()
+            return
+        raise ProviderFailed(f"the pod of {self.what} has not started in {START_SECONDS:.0f}s: {self._why_waiting()}")
+
+    def _check_start(self, container: str) -> None:
+        if lost := self.why_lost():
+            raise ProviderFailed(f"the pod of {self.what} does not start: {lost.message}") from lost
+        for one in (FIRST, FILES, SANDBOX):
+            waiting = self._state_of(one).get("waiting") or {}
+            reason, said = str(waiting.get("reason", "")), sanitize(str(waiting.get("message", "")))
+            if reason in _NO_IMAGE:
+                raise ImageMissing(f"node {self.node} cannot have the image of {self.what}: {reason}: {said}")
+            if reason in _NEVER:
+                raise ProviderFailed(f"the pod of {self.what} does not start: {reason}: {said}")
+        if self.has_ended(container):
+            raise ProviderFailed(f"the pod of {self.what} does not start: container `{container}` has ended")
+
+    def _why_waiting(self) -> str:
+        conditions = self._status.get("conditions") or ()
+        said = [str(one["message"]) for one in conditions if one.get("status") == "False" and one.get("message")]
+        return sanitize("; ".join(said)) or "nobody says why"
+
+    def started(self) -> None:
+        """From now on a pod that is not ready has lost its node."""
+        self._has_started = True
+
+    async def wait_ended(self, container: str, seconds: float) -> bool:
+        with trio.move_on_after(seconds):
+            while not self.has_ended(container):
+                await self._changed.wait()
+        return self.has_ended(container)
+
+    # --- programs in it ---
+
+    async def run(
+        self,
+        container: str,
+        words: Sequence[str],
+        stdin: Callable[[], Iterable[bytes]] = tuple,
+        receive: Callable[[bytes], Awaitable[None]] | None = None,
+    ) -> int:
+        """Run the guest's program, which may be repeated, and return its exit code.
+
+        Raises ``ProviderFailed`` when it cannot be run, ``WorkspaceLost``.
+        """
+        deadline = trio.current_time() + PATIENCE
+        while True:
+            if not self._is_ending and (lost := self.why_lost()):
+                raise lost
+            try:
+                return await self._run_once(container, words, stdin, receive)
+            except _TRANSIENT as error:
+                why = sanitize(str(error)) or "the connection was lost"
+                if trio.current_time() > deadline or (
+                    receive is not None and isinstance(error, trio.BrokenResourceError)
+                ):
+                    raise ProviderFailed(f"nothing can be run in the pod of {self.what}: {why}") from error
+            await trio.sleep(_PAUSE)
+
+    async def _run_once(
+        self,
+        container: str,
+        words: Sequence[str],
+        stdin: Callable[[], Iterable[bytes]],
+        receive: Callable[[bytes], Awaitable[None]] | None,
+    ) -> int:
+        async with self._objects.exec(self.name, container, [GUEST, *words]) as stream, open_services() as services:
+            services.start_soon(_feed, stream, iter(stdin()))
+            while chunk := await stream.receive_some():
+                if receive is not None:
+                    await receive(chunk)
+            if stream.exit_code is None:
+                raise ExecRefused(0, stream.said or "its end was not told")
+            return stream.exit_code
+
+    async def connect(self) -> trio.abc.Stream:
+        """Return a new channel to the guest. Raises ``WorkspaceLost`` when there will be none."""
+        deadline = trio.current_time() + PATIENCE
+        while True:
+            if lost := self.why_lost():
+                raise lost
+            stack, words = AsyncExitStack(), [GUEST, "bridge", f"{CHANNEL}/{SOCKET}"]
+            try:
+                stream = await stack.enter_async_context(self._objects.exec(self.name, FILES, words))
+            except _TRANSIENT as error:
+                await stack.aclose()
+                if trio.current_time() > deadline:
+                    why = sanitize(str(error)) or "the connection was lost"
+                    raise WorkspaceLost(f"the guest of {self.what} cannot be reached: {why}") from error
+            else:
+                self._bridge = BridgeStream(stream, stack)
+                return self._bridge
+            await trio.sleep(_PAUSE)
+
+    async def check_closed(self) -> None:
+        """Check from inside that the network is closed. Raises ``ProviderFailed``."""
+        addresses = [_address(self.host, _KUBELET)] if self.host else []
+        deadline = trio.current_time() + CLOSED_SECONDS
+        while await self.run(FILES, ["reach", *addresses]) != 0:
+            if trio.current_time() > deadline:
+                raise ProviderFailed(
+                    f"pods of namespace `{self._objects.namespace}` reach their node or the API server: the cluster"
+                    " takes a NetworkPolicy and does not enforce it",
+                    hint="use a cluster whose network plug-in enforces it, such as Calico or Cilium",
+                )
+            await trio.sleep(_PAUSE)
+
+    # --- its end ---
+
+    def kill(self) -> None:
+        """Begin to end all commands; ``end`` tells whether that succeeded."""
+        trio.lowlevel.spawn_system_task(self._kill)
+
+    async def _kill(self) -> None:
+        with suppress(PlatformError):
+            await self.end()
+
+    async def end(self) -> bool:
+        """End the guest with everything that it runs; tell whether that is known to have happened."""
+        self._is_ending = True
+        with trio.move_on_after(2 * KILL_GRACE), suppress(*_TRANSIENT):
+            while not self.has_ended(SANDBOX) and self.is_running(FILES):
+                async with self._objects.exec(self.name, FILES, [GUEST, "end", f"{CHANNEL}/{SOCKET}"]) as stream:
+                    with suppress(trio.BrokenResourceError):
+                        await stream.finish()
+                if await self.wait_ended(SANDBOX, KILL_GRACE):
+                    break
+        return self.has_ended(SANDBOX)
+
+    async def delete(self) -> None:
+        """Delete the pod, and wait until nothing of it runs. Raises ``Escaped``, ``ProviderFailed``."""
+        self._is_ending = True
+        await self._objects.delete(self._path, grace=1)
+        with trio.move_on_after(GONE_SECONDS):
+            while not self._is_gone:
+                await self._changed.wait()
+        if not self._is_gone:
+            raise Escaped(f"pod `{self.name}` of {self.what} may still run on node {self.node}")
+
+
+class BridgeStream(trio.abc.Stream):
+    """A channel to a guest, through a program that ends with it."""
+
+    def __init__(self, stream: ExecStream, stack: AsyncExitStack) -> None:
+        self._stream = stream
+        self._stack = stack
+        self._receiving = trio.CancelScope()
+        self._is_cut = False
+
+    def cut(self) -> None:
+        """End it: nobody dials any more."""
+        self._is_cut = True
+        self._receiving.cancel()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        with trio.CancelScope() as self._receiving:
+            if not self._is_cut:
+                return await self._stream.receive_some(max_bytes)
+        return b""
+
+    async def aclose(self) -> None:
+        with trio.CancelScope(shield=True), suppress(UpstreamFailed):
+            await self._stack.aclose()
+        await trio.lowlevel.checkpoint()
+
+
+class PodFiles(GuestFiles):
+    """Directories of a pod whose guest is gone, read by the container that carries files."""
+
+    def __init__(self, sandbox: PodSandbox, roots: Mapping[str, Any], skipped: Sequence[str], most: int) -> None:
+        super().__init__({f"{FILES_PLACE}/{name}": here for name, here in roots.items()}, skipped, most)
+        self._sandbox = sandbox
+        self._names = [*roots]
+
+    async def run(self, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
+        given = (stdin + b"\0",) if words[0] == "pack" else ()
+        if await self._sandbox.run(FILES, words, lambda: given, receive) != 0:
+            raise ProviderFailed("the files of a workspace cannot be read")
+
+    async def fetch_all(self) -> None:
+        """Make the directories here like those of the pod. Raises ``ProviderFailed``, ``WorkspaceLost``."""
+        await trio.to_thread.run_sync(self.begin_behind)
+        roots = [f"{FILES_PLACE}/{name}" for name in self._names]
+        await self._sandbox.run(FILES, ["open", *roots])
+        with trio.move_on_after(SECONDS):
+            if await self.fetch(roots):
+                return
+        raise ProviderFailed("the files of a workspace cannot be fetched from its pod")
+
+
+async def _feed(stream: ExecStream, pieces: Iterator[bytes]) -> None:
+    with suppress(trio.BrokenResourceError):
+        while (piece := await trio.to_thread.run_sync(next, pieces, None)) is not None:
+            await stream.send_all(piece)
+
+
+def _address(host: str, port: int) -> str:
+    """Return the bytes of a socket address as the kernel of most machines takes them, in hexadecimal digits."""
+    if ":" in host:
+        raw = (
+            socket.AF_INET6.to_bytes(2, "little")
+            + port.to_bytes(2)
+            + bytes(4)
+            + socket.inet_pton(socket.AF_INET6, host)
+        )
+        return (raw + bytes(4)).hex()
+    return (socket.AF_INET.to_bytes(2, "little") + port.to_bytes(2) + socket.inet_aton(host) + bytes(8)).hex()

@@ -1,0 +1,487 @@
+"""Provider ``kubernetes``: each sandbox is a pod of a cluster, which shares no file with this host.
+
+A workspace's directories are here, as with volumes of a docker daemon far away. Opening sends them to a new pod; when
+the sandbox has ended, what commands changed is fetched, also after the runner was killed, for the pod stays until then.
+The network of a pod is closed by a policy, and a look from inside proves it before any command runs. Needs the extra
+``kubernetes``.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from runner.cluster.clusters import Clusters, workspace_place
+from runner.core.errors import CleanUpIncomplete, PlatformError, ProviderFailed, RunnerError, WorkspaceLost
+from runner.core.model import Feature, Handle, IsolationClass, Limits, Pull
+from runner.core.settings import Settings
+from runner.guest import binary
+from runner.ports.provider import STOP_GRACE, Probe, PullReport, SandboxSpec, Workspace, WorkspaceRequest
+from runner.safefs import trees
+from runner.safefs.safe_open import open_directory
+from runner.sandbox import pod
+from runner.sandbox.daemon_container import DaemonLimits
+from runner.sandbox.directories import WorkspaceDirectories
+from runner.sandbox.docker_facts import image_file, read_image
+from runner.sandbox.guest_files import GuestFiles
+from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
+from runner.sandbox.mirrored import (
+    MOST,
+    Inputs,
+    Mirror,
+    Volume,
+    paths_of_dependencies,
+    prepare_scratch,
+    stamps_of,
+    volumes_of,
+)
+from runner.sandbox.protected_paths import open_guards, remove_placeholders
+from runner.sandbox.sandbox_layout import ENV, PATHS
+from runner.sandbox.tar_trees import Source, pack_trees
+
+if TYPE_CHECKING:
+    from runner.cluster.objects import ClusterObjects
+    from runner.providers._pod_sandbox import PodSandbox
+
+USES_IMAGES = True  # workspaces are made of images
+GAPS = {"network": "a pod has an interface, which a policy closes"}
+
+_PROBE_SECONDS = 15.0
+_INTERFACE = "eth0"  # as the runtimes of clusters call it
+_WATCHED = "a node ends a pod whose files exceed their limit, some time afterwards"
+_ALONE = "workspaces that share a project need its directory, and a pod sees nothing of this host"
+_NOT_WARM = "the connection to a pod's guest goes through the API server, and cannot be handed over"
+_NOT_MADE = "what commands install is kept on this host, and a pod sees nothing of it"
+_MISSING = {
+    Feature.DISK: _WATCHED,
+    Feature.SHARED_PROJECT: _ALONE,
+    Feature.WARM_POOL: _NOT_WARM,
+    Feature.DEPENDENCY_COMMANDS: _NOT_MADE,
+}
+
+
+def provider(settings: Settings) -> KubernetesProvider:
+    return KubernetesProvider(settings)
+
+
+class KubernetesProvider:
+    """``grace`` as for ``LocalProvider``."""
+
+    name = "kubernetes"
+
+    def __init__(self, settings: Settings, *, grace: float = STOP_GRACE) -> None:
+        self._settings = settings
+        self._clusters = Clusters(settings)
+        self._directories = WorkspaceDirectories(settings.home, self.name, own_users=False)
+        self._grace = grace
+        self._prepared: set[tuple[str, str]] = set()  # clusters and namespaces that have what pods need
+        self._measures: dict[str, Callable[[], Awaitable[int]]] = {}  # of the sandboxes that are open, by workspace
+
+    async def probe(self) -> Probe:
+        reason = hint = None
+        isolation, versions = IsolationClass.NAMESPACES, {}
+        try:
+            workspace_place(self._settings)
+            _require_extra()
+            from runner.cluster.objects import REACH_HINT
+            from runner.cluster.pod_access import look_at_cluster
+
+            guest = binary.find()
+            versions = {"guest": guest.sha256[:12]}
+            with trio.move_on_after(_PROBE_SECONDS) as patience:
+                async with self._objects() as objects:
+                    isolation, found = await look_at_cluster(objects, self._settings.kubernetes_runtime_class)
+                    versions |= found
+            if patience.cancelled_caught:
+                reason, hint = f"the cluster does not answer within {_PROBE_SECONDS:.0f}s", REACH_HINT
+        except RunnerError as error:
+            reason, hint = error.message, error.hint
+        return Probe(
+            provider=self.name,
+            available=reason is None,
+            isolation=isolation,
+            missing=_MISSING,
+            versions=versions,
+            reason=reason,
+            hint=hint,
+            needs_image=True,
+            watched=frozenset({Feature.DISK}),
+        )
+
+    @asynccontextmanager
+    async def _objects(self) -> AsyncIterator[ClusterObjects]:
+        """Connect to the cluster. Raises ``ProviderFailed``, and the errors of the kubeconfig."""
+        place = workspace_place(self._settings)
+        _require_extra()
+        from runner.cluster.objects import ClusterObjects
+
+        async with self._clusters.connect(place) as (target, upstream):
+            yield ClusterObjects(upstream, target.server, target.namespace)
+
+    # --- making ---
+
+    async def image(self, name: str, when: Pull = "missing") -> str:
+        if "@sha256:" in name or name.startswith("sha256:"):
+            await trio.lowlevel.checkpoint()
+            return name
+        _require_extra()
+        from runner.providers._pod_images import resolve
+
+        async with self._objects() as objects:
+            return await resolve(objects, name, when)
+
+    async def pull(self, image: str, name: str, report: PullReport | None = None) -> None:
+        """Do nothing: the node of a pod downloads its image."""
+        await trio.lowlevel.checkpoint()
+
+    async def labels(self, image: str) -> Mapping[str, str]:
+        """Return nothing: only a node has the image, and does not tell."""
+        await trio.lowlevel.checkpoint()
+        return {}
+
+    async def create(self, request: WorkspaceRequest) -> Handle:
+        if request.image is None:
+            raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
+        await self._directories.prepare(request)
+        if request.tree is not None or request.shared:
+            raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_ALONE}", hint="use provider `local`")
+        image = request.image
+
+        def fill(private: Path) -> None:
+            image_file(private).parent.mkdir(mode=0o700)
+            image_file(private).write_text(json.dumps({"image": image}))
+
+        async with self._objects() as objects:
+            await self._prepare(objects)
+        return await trio.to_thread.run_sync(self._directories.create, request, fill)
+
+    async def _prepare(self, objects: ClusterObjects) -> None:
+        """Make what all pods of a namespace share, unless it is there. Raises ``ProviderFailed``."""
+        place = (objects.server, objects.namespace)
+        if place in self._prepared:
+            return
+        guest = binary.find()
+        await objects.create(objects.path("configmaps"), pod.guest_map(_guest_name(), guest.path.read_bytes()))
+        policies = {"group": "networking.k8s.io/v1"}
+        wanted = pod.closed_network()
+        made = await objects.create(objects.path("networkpolicies", **policies), wanted, again=True)
+        if made is None or not _closes_all(made["spec"]):
+            raise ProviderFailed(
+                f"NetworkPolicy `{pod.POLICY}` of namespace `{objects.namespace}` was changed, and lets something pass",
+                hint=f"kubectl --namespace {objects.namespace} delete networkpolicy {pod.POLICY}",
+            )
+        self._prepared.add(place)
+
+    # --- opening ---
+
+    @asynccontextmanager
+    async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
+        _require_extra()
+        from runner.cluster.pod_access import isolation_of
+        from runner.providers._pod_sandbox import PodSandbox
+
+        self._directories.check(handle)
+        what = _what(handle)
+        await self.retrieve(handle)
+        scratch = handle.private / "scratch"
+        seen = scratch if spec.tree or not spec.tree_writable else handle.tree
+        try:
+            await trio.to_thread.run_sync(prepare_scratch, handle, spec, scratch)
+            volumes = await trio.to_thread.run_sync(volumes_of, handle, spec)
+        except FileNotFoundError as error:
+            raise WorkspaceLost(f"{what} is gone: `{error.filename}`") from error
+        name = pod.name_of(handle.id, secrets.token_hex(4))
+        try:
+            async with AsyncExitStack() as stack:
+                tree = stack.enter_context(open_directory(seen))
+                guards = stack.enter_context(open_guards(tree, () if seen is scratch else spec.protected))
+                objects = await stack.enter_async_context(self._objects())
+                await self._prepare(objects)
+                isolation = await isolation_of(objects, self._settings.kubernetes_runtime_class)
+                body = pod.pod(name, self._shape(handle), volumes, guards, most=handle.limits.disk_bytes or MOST)
+                sandbox = PodSandbox(objects, name, what)
+                opening = _Opening(handle, spec, sandbox, volumes, seen)
+                async with sandbox.watched():
+                    try:
+                        sandbox.look(await objects.create(objects.path("pods"), body, again=True))
+                        await self._send(opening)
+                        async with self._started(opening, tree, isolation) as workspace:
+                            yield workspace
+                    finally:
+                        with trio.CancelScope(shield=True):
+                            await sandbox.delete()
+        finally:
+            self._measures.pop(handle.id, None)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(trees.remove, scratch)
+
+    @asynccontextmanager
+    async def _started(self, opening: _Opening, tree: int, isolation: IsolationClass) -> AsyncIterator[GuestWorkspace]:
+        """Open the workspace in a pod that has its files; fetch them when the block ends."""
+        handle, sandbox, mirror = opening.handle, opening.sandbox, Mirror(opening.handle)
+        files = GuestFiles(opening.roots_by(lambda volume: volume.target), opening.skipped, opening.most)
+        fetched = False
+        await sandbox.wait_for(pod.SANDBOX)
+        sandbox.started()
+        await sandbox.check_closed()
+        context = SandboxContext(
+            provider=self.name,
+            isolation=isolation,
+            uid=uid_of(handle),
+            paths=PATHS,
+            tree=tree,
+            env={**ENV, **opening.spec.environment},
+            group=DaemonLimits(),
+            grace=self._grace,
+            command_limits=Limits(pids=handle.limits.pids),
+            closed_interface=_INTERFACE,
+            refresh=partial(_refresh, files, opening),
+            before_exec=Inputs(opening.volumes, partial(_put, opening)).send_changed,
+        )
+        mirror.daemon_is_ahead(volume.name for volume in opening.kept)
+        try:
+            async with self._reach(sandbox, context) as workspace:
+                await files.begin(workspace.guest)
+                self._measures[handle.id] = partial(_measure, files, opening.volumes)
+                try:
+                    yield workspace
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await workspace.kill()
+                        fetched = await files.fetch([volume.target for volume in opening.kept])
+        finally:
+            with trio.CancelScope(shield=True):
+                await sandbox.end()
+                if fetched or await _fetch(opening):
+                    mirror.same(await trio.to_thread.run_sync(stamps_of, opening.kept))
+
+    @asynccontextmanager
+    async def _reach(self, sandbox: PodSandbox, context: SandboxContext) -> AsyncIterator[GuestWorkspace]:
+        what = sandbox.what
+        opened = open_dialling_guest(sandbox.connect, context, what=what, kill_sandbox=sandbox.kill)
+        async with AsyncExitStack() as stack:
+            try:
+                workspace = await stack.enter_async_context(opened)
+            except WorkspaceLost as lost:
+                raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
+            yield workspace
+
+    def _shape(self, handle: Handle) -> pod.PodShape:
+        owner = self._directories.owner(handle)
+        if owner is None:
+            raise WorkspaceLost(f"{_what(handle)} is gone")
+        words = {"run": owner[0], "workspace": handle.id}
+        image = str(read_image(handle)["image"])
+        return pod.PodShape(
+            image=image,
+            pull="Never" if image.startswith("sha256:") else "IfNotPresent",
+            uid=uid_of(handle),
+            limits=handle.limits,
+            labels=self._labels(handle),
+            annotations={f"runner.{key}": word for key, word in words.items()},
+            guest=_guest_name(),
+            machine=platform.machine(),
+            runtime_class=self._settings.kubernetes_runtime_class,
+        )
+
+    # --- files ---
+
+    async def _send(self, opening: _Opening) -> None:
+        """Send everything to a new pod, which then starts the container that shows it."""
+        await opening.sandbox.wait_for(pod.FIRST)
+        private = opening.handle.private
+        system = [
+            Source(f"{pod.SYSTEM}/{name}", private, 0, content=content)
+            for name, content in pod.system_files(uid_of(opening.handle)).items()
+        ]
+        sources = [*system, *(Source(volume.name, volume.source, 0) for volume in opening.volumes)]
+        await _unpack(opening.sandbox, pod.FIRST, sources, "then")
+
+    async def disk_bytes(self, handle: Handle, here: Callable[[], Awaitable[int]]) -> int:
+        if measure := self._measures.get(handle.id):
+            with suppress(ProviderFailed, WorkspaceLost):  # it ends just now
+                return await measure()
+        return await here()
+
+    async def retrieve(self, handle: Handle) -> None:
+        self._directories.check(handle)
+        mirror = Mirror(handle)
+        if not mirror.ahead:
+            return
+        from runner.providers._pod_sandbox import PodFiles, PodSandbox
+
+        volumes = await trio.to_thread.run_sync(volumes_of, handle, SandboxSpec())
+        kept = [volume for volume in volumes if volume.name in mirror.ahead]
+        async with self._objects() as objects:
+            pods = await self._pods(objects, handle)
+            for name in pods:
+                sandbox = PodSandbox(objects, name, _what(handle))
+                async with sandbox.watched():
+                    sandbox.look(await objects.get(objects.path("pods", name)))
+                    await sandbox.end()
+                    if sandbox.is_running(pod.FILES):
+                        wanted = {volume.name: volume.source for volume in kept}
+                        await PodFiles(sandbox, wanted, [], handle.limits.disk_bytes or MOST).fetch_all()
+                        mirror.same(await trio.to_thread.run_sync(stamps_of, kept))
+                    await sandbox.delete()
+        if mirror.ahead:
+            mirror.lost()
+            raise WorkspaceLost(f"the pod of {_what(handle)} was gone before what is in it was fetched")
+
+    # --- the rest of the port ---
+
+    async def chown_to_workspace_user(self, handle: Handle) -> None:
+        await trio.lowlevel.checkpoint()  # files here are the runner's own
+
+    async def list_owned(self, nonce: str) -> list[Handle]:
+        return await trio.to_thread.run_sync(self._directories.list_owned, nonce)
+
+    async def evict(self, handle: Handle) -> None:
+        self._directories.check(handle)
+        try:
+            await self.retrieve(handle)
+            await self._delete_pods(handle)
+        except ProviderFailed as error:
+            raise CleanUpIncomplete(f"{_what(handle)} cannot be ended: {error.message}", hint=error.hint) from error
+        await trio.to_thread.run_sync(remove_placeholders, handle.tree)
+
+    async def destroy(self, handle: Handle) -> None:
+        self._directories.check(handle)
+        if self._directories.owner(handle) is not None:
+            try:
+                await self._delete_pods(handle)
+            except ProviderFailed as error:
+                raise CleanUpIncomplete(
+                    f"pods of {_what(handle)} may remain: {error.message}", hint=error.hint
+                ) from error
+        await trio.to_thread.run_sync(self._directories.destroy, handle)
+
+    async def _delete_pods(self, handle: Handle) -> None:
+        from runner.providers._pod_sandbox import PodSandbox
+
+        if self._directories.owner(handle) is None:
+            return
+        async with self._objects() as objects:
+            for name in await self._pods(objects, handle):
+                sandbox = PodSandbox(objects, name, _what(handle))
+                async with sandbox.watched():
+                    try:
+                        await sandbox.delete()
+                    except PlatformError as error:
+                        raise CleanUpIncomplete(error.message, hint=error.hint) from error
+
+    async def _pods(self, objects: ClusterObjects, handle: Handle) -> list[str]:
+        selector = ",".join(f"{key}={value}" for key, value in self._labels(handle).items())
+        found = await objects.get(objects.path("pods"), labelSelector=selector) or {}
+        return [str(one["metadata"]["name"]) for one in found.get("items") or ()]
+
+    def _labels(self, handle: Handle) -> dict[str, str]:
+        """Return the labels of a workspace's pods. Raises ``WorkspaceLost`` when it is gone."""
+        owner = self._directories.owner(handle)
+        if owner is None:
+            raise WorkspaceLost(f"{_what(handle)} is gone")
+        words = {"nonce": owner[1], "run": owner[0], "workspace": handle.id}
+        return {**pod.PRODUCT, **{f"runner.{key}": pod.label(word) for key, word in words.items()}}
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """One opening of a workspace. ``seen`` is the directory here that shows the tree of the pod."""
+
+    handle: Handle
+    spec: SandboxSpec
+    sandbox: PodSandbox
+    volumes: Sequence[Volume]
+    seen: Path
+
+    @property
+    def kept(self) -> list[Volume]:
+        return [volume for volume in self.volumes if volume.kept]
+
+    @property
+    def skipped(self) -> list[str]:
+        return paths_of_dependencies(self.spec)
+
+    @property
+    def most(self) -> int:
+        return self.handle.limits.disk_bytes or MOST
+
+    def roots_by(self, key: Callable[[Volume], str]) -> dict[str, Path]:
+        """Return the directories that are mirrored, that of the tree first."""
+        return {key(self.volumes[0]): self.seen, **{key(volume): volume.source for volume in self.kept}}
+
+
+async def _put(opening: _Opening, volumes: Sequence[Volume]) -> None:
+    if volumes:
+        sources = [Source(volume.name, volume.source, 0) for volume in volumes]
+        await _unpack(opening.sandbox, pod.FILES, sources)
+
+
+async def _refresh(files: GuestFiles, opening: _Opening) -> None:
+    from runner.providers._pod_sandbox import PodFiles
+
+    tree = opening.volumes[0]
+    if not await files.fetch([tree.target]):
+        await PodFiles(opening.sandbox, {tree.name: opening.seen}, opening.skipped, opening.most).fetch_all()
+
+
+async def _fetch(opening: _Opening) -> bool:
+    """Fetch the files of a pod whose guest has ended; tell whether they were still there."""
+    from runner.providers._pod_sandbox import PodFiles
+
+    if not opening.sandbox.is_running(pod.FILES):
+        return False
+    wanted = {volume.name: volume.source for volume in opening.kept}
+    skipped = opening.skipped if opening.volumes[0].kept else []
+    await PodFiles(opening.sandbox, wanted, skipped, opening.most).fetch_all()
+    return True
+
+
+async def _unpack(sandbox: PodSandbox, container: str, sources: Sequence[Source], *then: str) -> None:
+    code = await sandbox.run(container, ["unpack", pod.FILES_PLACE, *then], partial(pack_trees, sources))
+    if code != 0:
+        why = "its node's disk is full" if code == 5 else f"the pod's program ended with {code}"
+        raise ProviderFailed(f"files cannot be sent to the pod of {sandbox.what}: {why}")
+
+
+async def _measure(files: GuestFiles, volumes: Sequence[Volume]) -> int:
+    return await files.measure([volume.target for volume in volumes if volume.writable])
+
+
+def _require_extra() -> None:
+    """Raise ``ProviderFailed`` when what speaks to pods is not installed."""
+    if find_spec("wsproto") is None:
+        raise ProviderFailed("the extra `kubernetes` is not installed", hint="pip install 'plan-runner[kubernetes]'")
+
+
+def uid_of(handle: Handle) -> int:
+    """Return the user of a workspace's commands: its own, so that none counts another's processes as its own."""
+    return trees.FIRST_UID + int.from_bytes(sha256(handle.id.encode()).digest()[:3])
+
+
+def _guest_name() -> str:
+    return f"runner-guest-{binary.find().sha256[:16]}"
+
+
+def _closes_all(spec: Mapping[str, Any]) -> bool:
+    return (
+        spec.get("podSelector") == {"matchLabels": pod.PRODUCT}
+        and sorted(spec.get("policyTypes") or ()) == ["Egress", "Ingress"]
+        and not spec.get("ingress")
+        and not spec.get("egress")
+    )
+
+
+def _what(handle: Handle) -> str:
+    return f"workspace `{handle.id}`"

@@ -1,0 +1,202 @@
+"""Pods as workspaces, on the double: lost connections and pods, a runner that is killed, what a cluster lacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from runner.core.errors import ImageMissing, WorkspaceLost
+from runner.core.model import IsolationClass, Limits
+from runner.core.settings import Settings
+from runner.ports.provider import Probe, Provider, SandboxSpec, WorkspaceRequest
+from runner.providers.kubernetes import KubernetesProvider
+from runner.testing.place import read_until
+from tests.support import cluster, dockerd
+from tests.support.cluster.double import NAMESPACE
+from tests.support.needs import ROOT
+from tests.support.providers import PODS, make
+
+pytestmark = ROOT.mark
+
+REQUEST = WorkspaceRequest(id="w-1", run="run-1", nonce="nonce")
+PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
+
+RUNNER = """
+import sys, trio
+from pathlib import Path
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
+from runner.providers.kubernetes import KubernetesProvider
+from runner.core.settings import Settings
+from tests.support import dockerd
+
+async def main():
+    env = {"RUNNER_HOME": sys.argv[1], "KUBECONFIG": sys.argv[2], "RUNNER_KUBERNETES_NAMESPACE": "agents"}
+    provider = KubernetesProvider(Settings.from_env(env))
+    handle = await provider.create(WorkspaceRequest(id="w-1", run="run-1", nonce="nonce", image=dockerd.IMAGE))
+    async with provider.open(handle, SandboxSpec(protected=("missing/",))) as workspace:
+        await workspace.run(["sh", "-c", "echo work > done; mkdir closed; echo x > closed/file; chmod 0 closed"])
+        async with workspace.exec(["sh", "-c", "trap '' TERM; echo going on > on; while :; do sleep 1; done"]):
+            await trio.sleep(0.5)
+            print("ready", flush=True)
+            await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+class Api:
+    """The double's API, for what nobody of the runner does."""
+
+    def __init__(self) -> None:
+        document = json.loads(cluster.double_kubeconfig().read_text())
+        self._server = document["clusters"][0]["cluster"]["server"]
+
+    def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        sent = None if body is None else json.dumps(body).encode()
+        with urlopen(Request(self._server + path, data=sent, method=method), timeout=30) as answer:
+            return json.load(answer)
+
+    def pods(self) -> list[str]:
+        return [one["metadata"]["name"] for one in self("GET", PATH)["items"]]
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    dockerd.DOCKER.require()
+    made = Api()
+    yield made
+    made("POST", "/double/denied", [])
+    made("POST", "/double/classes", {})
+    assert made.pods() == []
+
+
+@pytest.fixture
+def provider(api: Api, tmp_path: Path) -> Provider:
+    return make(PODS, tmp_path, 0.4)
+
+
+async def test_a_lost_connection_costs_no_command_and_no_output(provider: Provider, api: Api) -> None:
+    handle = await provider.create(REQUEST)
+    script = "read word; i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done; read word; exit 7"
+    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sh", "-c", script]) as process:
+        api("POST", "/double/cut", {})
+        await process.stdin.send_all(b"begin\n")
+        seen = await read_until(process, b"\n9999\n")
+        await trio.to_thread.run_sync(api, "POST", "/double/cut", {})
+        seen += await read_until(process, b"\n19999\n")
+        await process.stdin.send_all(b"end\n")
+        ended = await process.wait()
+    await provider.destroy(handle)
+
+    assert ended.code == 7
+    assert seen.split() == [b"%d" % number for number in range(20_000)]
+
+
+async def test_a_deleted_pod_is_a_lost_workspace_until_somebody_has_been_told(provider: Provider, api: Api) -> None:
+    handle = await provider.create(REQUEST)
+    (handle.tree / "here").write_text("kept")
+    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sleep", "60"]) as process:
+        await trio.to_thread.run_sync(api, "DELETE", f"{PATH}/{api.pods()[0]}")
+        with pytest.raises(WorkspaceLost, match="somebody deleted pod"):
+            await process.wait()
+    with pytest.raises(WorkspaceLost, match="before what is in it was fetched"):
+        await provider.retrieve(handle)
+    async with provider.open(handle, SandboxSpec()) as workspace:
+        assert (await workspace.run(["cat", "here"])).stdout == b"kept"
+    await provider.destroy(handle)
+
+
+async def test_the_work_of_a_killed_runner_is_fetched_and_nothing_is_left(
+    provider: Provider, api: Api, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", RUNNER, str(tmp_path), str(cluster.double_kubeconfig())]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == b"ready\n"
+        runner.kill()
+    (handle,) = await provider.list_owned("nonce")
+    assert len(api.pods()) == 1
+
+    await provider.evict(handle)
+
+    assert api.pods() == []
+    found = {path.name: path.is_dir() for path in handle.tree.iterdir()}
+    assert found == {"done": False, "closed": True, "on": False}
+    assert (handle.tree / "closed" / "file").read_text() == "x\n"
+    await provider.destroy(handle)
+
+
+@pytest.mark.parametrize(
+    ("env", "denied", "words"),
+    [
+        pytest.param({"RUNNER_KUBERNETES_NAMESPACE": ""}, [], "no namespace of a cluster is named", id="no namespace"),
+        pytest.param({"KUBECONFIG": ""}, [], "no kubeconfig names a cluster", id="no kubeconfig"),
+        pytest.param({"RUNNER_KUBERNETES_CONTEXT": "gone"}, [], "has no context `gone`", id="no such context"),
+        pytest.param(
+            {"RUNNER_KUBERNETES_NAMESPACE": "other"}, [], "takes no pod of the runner", id="no such namespace"
+        ),
+        pytest.param({}, [["get", "pods/exec"], ["watch", "pods"]], "get pods/exec, watch pods", id="no rights"),
+        pytest.param({"RUNNER_KUBERNETES_RUNTIME_CLASS": "gone"}, [], "no RuntimeClass `gone`", id="no such class"),
+        pytest.param({"RUNNER_KUBERNETES_RUNTIME_CLASS": "odd"}, [], "nobody knows how strong", id="unknown class"),
+    ],
+)
+async def test_what_a_cluster_lacks_is_named(
+    api: Api, tmp_path: Path, env: dict[str, str], denied: list[list[str]], words: str
+) -> None:
+    api("POST", "/double/denied", denied)
+    api("POST", "/double/classes", {"odd": "odd"})
+    probe = await _probe(tmp_path, env)
+
+    assert not probe.available
+    assert words in (probe.reason or "")
+    assert probe.hint
+
+
+@pytest.mark.parametrize(
+    ("handler", "isolation"),
+    [("runsc", IsolationClass.KERNEL), ("kata-qemu", IsolationClass.VM)],
+)
+async def test_a_runtime_class_tells_how_strong_its_boundary_is(
+    api: Api, tmp_path: Path, handler: str, isolation: IsolationClass
+) -> None:
+    api("POST", "/double/classes", {"strong": handler})
+
+    probe = await _probe(tmp_path, {"RUNNER_KUBERNETES_RUNTIME_CLASS": "strong"})
+
+    assert (probe.available, probe.isolation) == (True, isolation)
+
+
+async def _probe(home: Path, env: dict[str, str]) -> Probe:
+    whole = {
+        "RUNNER_HOME": str(home),
+        "HOME": str(home),
+        "KUBECONFIG": str(cluster.double_kubeconfig()),
+        "RUNNER_KUBERNETES_NAMESPACE": NAMESPACE,
+        **env,
+    }
+    return await KubernetesProvider(Settings.from_env(whole)).probe()
+
+
+async def test_an_image_is_pinned_by_what_a_node_says_of_it(provider: KubernetesProvider, api: Api) -> None:
+    assert await provider.image(dockerd.IMAGE) == dockerd.image_id()
+    with pytest.raises(ImageMissing, match=r"registry\.invalid/none"):
+        await provider.image("registry.invalid/none:1")
+
+
+async def test_a_pod_that_exceeds_its_memory_loses_only_the_offender(provider: Provider, api: Api) -> None:
+    handle = await provider.create(replace(REQUEST, limits=Limits(memory_bytes=64 << 20)))
+    async with provider.open(handle, SandboxSpec()) as workspace:
+        ended = (await workspace.run(["tail", "/dev/zero"])).exit
+        assert (await workspace.run(["true"])).exit.ok
+    await provider.destroy(handle)
+
+    assert ended.oom

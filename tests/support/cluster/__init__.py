@@ -1,0 +1,27 @@
+"""A cluster for tests: a double over the tests' docker daemon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from tests.support import dockerd
+
+ROOT = Path(__file__).parents[3]
+
+
+@cache
+def double_kubeconfig() -> Path:
+    """The kubeconfig of the session's double."""
+    words = [sys.executable, "-m", "tests.support.cluster.double", dockerd.host()]
+    folder = dockerd.hold(tempfile.TemporaryDirectory(prefix="runner-tests-kubeconfig-"))
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    dockerd.hold(process)  # whose input is closed, which ends it
+    assert process.stdout is not None
+    file = Path(folder, "config")
+    file.touch(mode=0o600)
+    file.write_text(process.stdout.readline())
+    return file

@@ -1,0 +1,479 @@
+"""A cluster for the day: an API server, and a kubelet that runs pods as containers of the tests' docker daemon.
+
+It keeps ConfigMaps, NetworkPolicies and pods, with watches, deletion by grace and programs over websockets, as far as
+the provider uses them, and holds what it is given against the restricted Pod Security Standard. There is no network at
+all. What it does is held to the real ones by the same conformance suite, at night.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from docker import APIClient
+from docker.errors import APIError, DockerException
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request
+from wsproto.utilities import LocalProtocolError
+
+NAMESPACE, CONTEXT = "agents", "double"
+_ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_OBJECT = re.compile(r"/(?:api/v1|apis/[^/]+/v1)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(/exec)?")
+_KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "networkpolicies": "NetworkPolicy"}
+
+
+class Double:
+    """The cluster's state. ``docker`` is the daemon's address, ``folder`` has the files of pods."""
+
+    def __init__(self, docker: str, folder: Path) -> None:
+        self.docker = docker
+        self.folder = folder
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.changed = threading.Condition()
+        self.version = 1
+        self.denied: set[tuple[str, str]] = set()  # verbs and resources
+        self.classes: dict[str, str] = {}
+        self.port = 0
+        self.running: set[socket.socket] = set()  # connections to programs
+
+    def control(self, what: str, given: Any) -> None:
+        """What tests ask for beside the API: refuse rights, have RuntimeClasses, cut all connections to programs."""
+        if what == "denied":
+            self.denied = {(verb, resource) for verb, resource in given}
+        elif what == "classes":
+            self.classes = given
+        else:
+            for connection in [*self.running]:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def client(self) -> APIClient:
+        return APIClient(self.docker, timeout=60)
+
+    def put(self, resource: str, found: dict[str, Any]) -> None:
+        with self.changed:
+            self.version += 1
+            found["metadata"]["resourceVersion"] = str(self.version)
+            self.objects[resource, found["metadata"]["name"]] = json.loads(json.dumps(found))
+            self.changed.notify_all()
+
+    def remove(self, resource: str, name: str) -> None:
+        with self.changed:
+            self.version += 1
+            self.objects.pop((resource, name), None)
+            self.changed.notify_all()
+
+    def kubeconfig(self) -> str:
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": CONTEXT,
+            "contexts": [{"name": CONTEXT, "context": {"cluster": "double", "user": "me", "namespace": NAMESPACE}}],
+            "clusters": [{"name": "double", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+            "users": [{"name": "me", "user": {}}],
+        }
+        return json.dumps(document)
+
+
+@contextmanager
+def serving(docker: str) -> Iterator[Double]:
+    """A cluster for as long as the block lasts; at its end none of its containers is left."""
+    with tempfile.TemporaryDirectory(prefix="runner-tests-pods-") as folder:
+        Path(folder).chmod(0o711)
+        double = Double(docker, Path(folder))
+
+        class Answer(_Answer):
+            of = double
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        server.daemon_threads = True
+        double.port = server.server_port
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield double
+        finally:
+            server.shutdown()
+            server.server_close()
+            with closing(double.client()) as client:
+                for one in client.containers(all=True, filters={"label": f"runner-tests.double={double.port}"}):
+                    with suppress(DockerException):
+                        client.remove_container(one["Id"], force=True, v=True)
+
+
+class _Answer(BaseHTTPRequestHandler):
+    of: Double
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_POST = do_DELETE = do_GET
+
+    def _answer(self) -> None:
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
+        found = _OBJECT.fullmatch(url.path)
+        if url.path == "/version":
+            self._say(200, {"major": "1", "minor": "31", "gitVersion": "v1.31.0-double"})
+        elif url.path == _ACCESS:
+            wanted = body["spec"]["resourceAttributes"]
+            what = "/".join(filter(None, (wanted["resource"], wanted.get("subresource"))))
+            self._say(201, {**body, "status": {"allowed": (wanted["verb"], what) not in self.of.denied}})
+        elif url.path.startswith("/apis/node.k8s.io/v1/runtimeclasses/"):
+            name = url.path.rpartition("/")[2]
+            known = name in self.of.classes
+            self._say(200, {"handler": self.of.classes[name]}) if known else self._fail(404, "NotFound", name)
+        elif url.path.startswith("/double/"):
+            self.of.control(url.path.rpartition("/")[2], body)
+            self._say(200, {})
+        elif found is None or found[1] != NAMESPACE:
+            self._fail(404, "NotFound", f"namespaces {found[1] if found else url.path} not found")
+        elif found[4]:
+            self._exec(found[3], parse_qs(url.query))
+        else:
+            self._object(found[2], found[3], query, body)
+
+    def _object(self, resource: str, name: str | None, query: dict[str, str], body: Any) -> None:
+        if self.command == "POST":
+            self._create(resource, query, body)
+        elif query.get("watch"):
+            self._watch(resource, query["fieldSelector"].partition("=")[2], int(query["resourceVersion"]))
+        elif name is None:
+            wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
+            with self.of.changed:
+                items = [one for (kind, _), one in self.of.objects.items() if kind == resource]
+            items = [one for one in items if wanted.items() <= one["metadata"].get("labels", {}).items()]
+            self._say(200, {"kind": f"{_KINDS[resource]}List", "items": items})
+        elif (resource, name) not in self.of.objects:
+            self._fail(404, "NotFound", f'{resource} "{name}" not found')
+        elif self.command == "DELETE":
+            gone = {**self.of.objects[resource, name]}
+            if resource == "pods":
+                gone["metadata"] = {**gone["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+                self.of.put(resource, gone)
+                threading.Thread(target=_Kubelet(self.of, name).delete, daemon=True).start()
+            else:
+                self.of.remove(resource, name)
+            self._say(200, gone)
+        else:
+            self._say(200, self.of.objects[resource, name])
+
+    def _create(self, resource: str, query: dict[str, str], body: Any) -> None:
+        name = body["metadata"]["name"]
+        if resource == "pods" and (why := _unfit(body["spec"])):
+            self._fail(403, "Forbidden", f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {why}')
+        elif (resource, name) in self.of.objects:
+            self._fail(409, "AlreadyExists", f'{resource} "{name}" already exists')
+        else:
+            body["metadata"]["uid"] = str(uuid.uuid4())
+            if "dryRun" not in query:
+                if resource == "pods":
+                    body["status"] = {"phase": "Pending"}
+                self.of.put(resource, body)
+                if resource == "pods":
+                    threading.Thread(target=_Kubelet(self.of, name).start, daemon=True).start()
+            self._say(201, body)
+
+    def _watch(self, resource: str, name: str, version: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with suppress(OSError):
+            while True:
+                found = self._next(resource, name, version)
+                event = {"type": "MODIFIED", "object": found} if found else {"type": "DELETED", "object": {}}
+                line = json.dumps(event).encode() + b"\n"
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                self.wfile.flush()
+                if found is None:
+                    self.wfile.write(b"0\r\n\r\n")
+                    return
+                version = int(found["metadata"]["resourceVersion"])
+
+    def _next(self, resource: str, name: str, version: int) -> dict[str, Any] | None:
+        """Wait for a newer version of an object; ``None`` once it is gone."""
+        with self.of.changed:
+            self.of.changed.wait_for(lambda: self._newer(resource, name, version))
+            return self.of.objects.get((resource, name))
+
+    def _newer(self, resource: str, name: str, version: int) -> bool:
+        found = self.of.objects.get((resource, name))
+        return found is None or int(found["metadata"]["resourceVersion"]) > version
+
+    def _exec(self, name: str, query: dict[str, list[str]]) -> None:
+        container = _Kubelet(self.of, name).container(query["container"][0])
+        with closing(self.of.client()) as client:
+            try:
+                made = client.exec_create(container, query["command"], stdin=True)["Id"]
+                held = client.exec_start(made, socket=True)
+            except APIError as error:
+                self._fail(404, "NotFound", f"container not found: {error}")
+                return
+            self.close_connection = True
+            self.of.running.add(self.connection)
+            with closing(held), closing(held._sock) as inner:
+                _pump(self.connection, inner, self._handshake(), lambda: client.exec_inspect(made)["ExitCode"])
+            self.of.running.discard(self.connection)
+
+    def _handshake(self) -> WSConnection:
+        protocol = WSConnection(ConnectionType.SERVER)
+        head = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        protocol.receive_data(f"GET {self.path} HTTP/1.1\r\n{head}\r\n".encode())
+        [request] = protocol.events()
+        assert isinstance(request, Request)
+        self.connection.sendall(protocol.send(AcceptConnection(subprotocol=request.subprotocols[0])))
+        return protocol
+
+    def _fail(self, code: int, reason: str, message: str) -> None:
+        self._say(code, {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": code})
+
+    def _say(self, code: int, body: Any) -> None:
+        raw = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+def _pump(outer: socket.socket, inner: socket.socket, protocol: WSConnection, exit_code: Any) -> None:
+    """Carry input and output of a program until it ends, or the client has gone."""
+    lock = threading.Lock()
+
+    def say(channel: int, data: bytes) -> None:
+        with lock, suppress(OSError, LocalProtocolError):  # the client has gone
+            outer.sendall(protocol.send(BytesMessage(data=bytes([channel]) + data)))
+
+    def feed() -> None:
+        with suppress(OSError):
+            while data := outer.recv(1 << 18):
+                with lock:
+                    protocol.receive_data(data)
+                    events = [*protocol.events()]
+                for event in events:
+                    if isinstance(event, BytesMessage):
+                        channel, data = _split(event, feeding)
+                        if channel == 0:
+                            inner.sendall(data)
+                    elif isinstance(event, CloseConnection):
+                        return
+        with suppress(OSError):
+            inner.shutdown(socket.SHUT_WR)
+
+    feeding = {"channel": -1}
+    inner.settimeout(None)
+    outer.settimeout(None)
+    thread = threading.Thread(target=feed, daemon=True)
+    thread.start()
+    with suppress(OSError):
+        while head := _exactly(inner, 8):
+            kind, size = struct.unpack(">B3xI", head)
+            say(kind, _exactly(inner, size))
+    code = exit_code()
+    causes = {"details": {"causes": [{"reason": "ExitCode", "message": str(code)}]}, "message": f"exit code {code}"}
+    say(3, json.dumps({"status": "Failure", **causes} if code else {"status": "Success"}).encode())
+    with lock, suppress(OSError, LocalProtocolError):
+        outer.sendall(protocol.send(CloseConnection(code=1000)))
+    with suppress(OSError):
+        outer.shutdown(socket.SHUT_RDWR)
+
+
+def _split(event: BytesMessage, state: dict[str, int]) -> tuple[int, bytes]:
+    data = bytes(event.data)
+    if state["channel"] < 0:
+        state["channel"], data = data[0], data[1:]
+    channel = state["channel"]
+    if event.message_finished:
+        state["channel"] = -1
+    return channel, data
+
+
+def _exactly(stream: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size and (chunk := stream.recv(size - len(found))):
+        found += chunk
+    return found
+
+
+def _unfit(spec: dict[str, Any]) -> str | None:
+    """Say what of a pod the restricted standard forbids."""
+    pod = spec.get("securityContext", {})
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        own = container.get("securityContext", {})
+        if own.get("allowPrivilegeEscalation") is not False:
+            return "allowPrivilegeEscalation != false"
+        if own.get("capabilities", {}).get("drop") != ["ALL"]:
+            return "unrestricted capabilities"
+    if not pod.get("runAsNonRoot") or not pod.get("runAsUser"):
+        return "runAsNonRoot != true"
+    if pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        return "seccompProfile"
+    kinds = {key for volume in spec.get("volumes", ()) for key in volume if key != "name"}
+    return None if kinds <= {"configMap", "emptyDir"} else f"volumes {kinds}"
+
+
+class _Kubelet:
+    """What a node does for one pod."""
+
+    def __init__(self, double: Double, name: str) -> None:
+        self._double = double
+        self._name = name
+        self._folder = double.folder / name
+
+    def container(self, name: str) -> str:
+        return f"{self._name}-{name}"
+
+    def start(self) -> None:
+        pod = self._double.objects["pods", self._name]
+        with closing(self._double.client()) as client:
+            try:
+                self._make_volumes(pod["spec"])
+                for container in pod["spec"]["initContainers"]:
+                    if not self._run(client, container, "initContainerStatuses"):
+                        return
+                    code = client.wait(self.container(container["name"]))["StatusCode"]
+                    self._tell("initContainerStatuses", container["name"], self._ended(client, container["name"]))
+                    if code:
+                        self._set(phase="Failed")
+                        return
+                for container in pod["spec"]["containers"]:
+                    if not self._run(client, container, "containerStatuses"):
+                        return
+                    threading.Thread(target=self._wait, args=(container["name"],), daemon=True).start()
+                self._set(phase="Running", hostIP="127.0.0.1", conditions=[{"type": "Ready", "status": "True"}])
+            except (DockerException, KeyError, FileNotFoundError):
+                return  # it was deleted meanwhile
+
+    def _run(self, client: APIClient, container: dict[str, Any], kind: str) -> bool:
+        name, spec = container["name"], self._double.objects["pods", self._name]["spec"]
+        try:
+            image = client.inspect_image(container["image"])
+        except APIError:
+            waiting = {"reason": "ErrImagePull", "message": f"{container['image']} not found"}
+            self._tell(kind, name, {"waiting": waiting})
+            return False
+        user = f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}"
+        limits = container["resources"].get("limits", {})
+        host = {
+            "NetworkMode": "none",
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "Mounts": [self._mount(spec, mount) for mount in container["volumeMounts"]],
+            **(
+                {"Memory": _bytes(limits["memory"]), "MemorySwap": _bytes(limits["memory"])}
+                if "memory" in limits
+                else {}
+            ),
+            **({"CpuPeriod": 100_000, "CpuQuota": _millis(limits["cpu"]) * 100} if "cpu" in limits else {}),
+        }
+        config = {
+            "Image": image["Id"],
+            "User": user,
+            "Entrypoint": container["command"],
+            "Env": [f"{one['name']}={one['value']}" for one in container["env"]],
+            "WorkingDir": "/",
+            "Hostname": spec["hostname"],
+            "NetworkDisabled": True,
+            "Labels": {"runner-tests.double": str(self._double.port)},
+            "HostConfig": host,
+        }
+        client.create_container_from_config(config, self.container(name))
+        client.start(self.container(name))
+        self._tell(kind, name, {"running": {}}, image["Id"])
+        return True
+
+    def _wait(self, name: str) -> None:
+        with closing(self._double.client()) as client, suppress(DockerException, KeyError):
+            client.timeout = None
+            client.wait(self.container(name), timeout=86_400)
+            self._tell("containerStatuses", name, self._ended(client, name))
+
+    def _ended(self, client: APIClient, name: str) -> dict[str, Any]:
+        state = client.inspect_container(self.container(name))["State"]
+        reason = "OOMKilled" if state["OOMKilled"] else "Completed" if state["ExitCode"] == 0 else "Error"
+        return {"terminated": {"exitCode": state["ExitCode"], "reason": reason}}
+
+    def _tell(self, kind: str, name: str, state: dict[str, Any], image: str = "") -> None:
+        with self._double.changed:
+            pod = self._double.objects["pods", self._name]
+            known = [one for one in pod["status"].get(kind, ()) if one["name"] != name]
+            before = next((one for one in pod["status"].get(kind, ()) if one["name"] == name), {})
+            status = {"name": name, "state": state, "imageID": image or before.get("imageID", "")}
+            self._set(**{kind: [*known, status]})
+
+    def _set(self, **status: Any) -> None:
+        with self._double.changed:
+            pod = self._double.objects["pods", self._name]
+            self._double.put("pods", {**pod, "status": {**pod["status"], **status}})
+
+    def delete(self) -> None:
+        with closing(self._double.client()) as client:
+            pod = self._double.objects["pods", self._name]
+            for container in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
+                with suppress(DockerException):
+                    client.stop(self.container(container["name"]), timeout=1)
+                with suppress(DockerException):
+                    client.remove_container(self.container(container["name"]), force=True, v=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._double.remove("pods", self._name)
+
+    def _make_volumes(self, spec: dict[str, Any]) -> None:
+        self._folder.mkdir(mode=0o711)
+        for volume in spec["volumes"]:
+            place = self._folder / volume["name"]
+            place.mkdir()
+            place.chmod(0o777)
+            if "configMap" in volume:
+                found = self._double.objects["configmaps", volume["configMap"]["name"]]
+                for name, content in found.get("binaryData", {}).items():
+                    (place / name).write_bytes(base64.b64decode(content))
+                    (place / name).chmod(volume["configMap"]["defaultMode"])
+
+    def _mount(self, spec: dict[str, Any], mount: dict[str, Any]) -> dict[str, Any]:
+        [volume] = (one for one in spec["volumes"] if one["name"] == mount["name"])
+        source, target = self._folder / mount["name"], mount["mountPath"]
+        if mount.get("subPath"):
+            source /= mount["subPath"]
+        if volume.get("emptyDir", {}).get("medium") == "Memory":
+            options = {"SizeBytes": int(volume["emptyDir"]["sizeLimit"]), "Mode": 0o777}
+            return {"Type": "tmpfs", "Target": target, "TmpfsOptions": options}
+        if not source.exists():  # as a kubelet does
+            source.mkdir()
+            source.chmod(0o777)
+        read_only = bool(mount.get("readOnly"))
+        return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
+
+
+def _bytes(text: str) -> int:
+    return int(text.removesuffix("Mi")) << 20 if text.endswith("Mi") else int(text)
+
+
+def _millis(text: str) -> int:
+    return int(text.removesuffix("m")) if text.endswith("m") else int(text) * 1000
+
+
+if __name__ == "__main__":  # a process of its own, up to the end of its input
+    with serving(sys.argv[1]) as made:
+        print(made.kubeconfig(), flush=True)
+        sys.stdin.read()
