@@ -99,8 +99,7 @@ def serving(docker: str) -> Iterator[Double]:
         class Answer(_Answer):
             of = double
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-        server.daemon_threads = True
+        server = _Server(("127.0.0.1", 0), Answer)
         double.port = server.server_port
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
@@ -113,6 +112,11 @@ def serving(docker: str) -> Iterator[Double]:
                 for one in client.containers(all=True, filters={"label": f"runner-tests.double={double.port}"}):
                     with suppress(DockerException):
                         client.remove_container(one["Id"], force=True, v=True)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -430,6 +434,9 @@ class _Kubelet:
     def delete(self) -> None:
         with closing(self._double.client()) as client:
             pod = self._double.objects["pods", self._name]
+            for container in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
+                with suppress(DockerException):
+                    client.kill(self.container(container["name"]), signal="TERM")
             for container in (*pod["spec"]["containers"], *pod["spec"]["initContainers"]):
                 with suppress(DockerException):
                     client.stop(self.container(container["name"]), timeout=1)
