@@ -84,7 +84,7 @@ def test_facts_of_a_built_in_provider_are_read_without_importing_it() -> None:
         "import sys; from runner.core import plugins\n"
         "print(plugins.fact('runner.providers', 'docker', 'USES_IMAGES', False),"
         " plugins.fact('runner.providers', 'local', 'USES_IMAGES', False),"
-        " plugins.names('runner.providers') == ('docker', 'gvisor', 'local', 'process'),"
+        " plugins.names('runner.providers') == ('docker', 'gvisor', 'kubernetes', 'local', 'process'),"
         " {'runner.providers.docker', 'trio', 'importlib.metadata'} & {*sys.modules})"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
