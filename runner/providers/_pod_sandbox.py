@@ -325,8 +325,9 @@ class PodFiles(GuestFiles):
         super().__init__({f"{FILES_PLACE}/{name}": here for name, here in roots.items()}, skipped, most)
         self._sandbox = sandbox
         self._names = [*roots]
+        self.program = self
 
-    async def run(self, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
+    async def run_files(self, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
         given = (stdin + b"\0",) if words[0] == "pack" else ()
         if await self._sandbox.run(FILES, words, lambda: given, receive) != 0:
             raise ProviderFailed("the files of a workspace cannot be read")

@@ -25,9 +25,10 @@ import trio
 from runner.cluster.clusters import Clusters, workspace_place
 from runner.core.errors import CleanUpIncomplete, PlatformError, ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Feature, Handle, IsolationClass, Limits, Pull
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.guest import binary
-from runner.ports.provider import STOP_GRACE, Probe, PullReport, SandboxSpec, Workspace, WorkspaceRequest
+from runner.ports.provider import STOP_GRACE, ImageStart, Probe, PullReport, SandboxSpec, Workspace, WorkspaceRequest
 from runner.safefs import trees
 from runner.safefs.safe_open import open_directory
 from runner.sandbox import pod
@@ -149,6 +150,12 @@ class KubernetesProvider:
         """Return nothing: only a node has the image, and does not tell."""
         await trio.lowlevel.checkpoint()
         return {}
+
+    async def start_of(self, image: str) -> ImageStart:
+        """Raise ``ProviderFailed``: only a node has the image, and does not tell."""
+        await trio.lowlevel.checkpoint()
+        hint = "name the command in the manifest"
+        raise ProviderFailed(f"a cluster does not tell what image `{excerpt(image)}` starts", hint=hint)
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:

@@ -50,7 +50,8 @@ class GuestFiles:
         self._roots = roots
         self._skipped = [f"-{path}" for path in skipped]
         self._most = most
-        self.guest: Guest | FilesProgram | None = None
+        self.guest: Guest | None = None
+        self.program: FilesProgram | None = None  # in the guest's place
         self._known: dict[str, Stamps] = {root: {} for root in roots}
 
     async def begin(self, guest: Guest) -> None:
@@ -79,16 +80,20 @@ class GuestFiles:
             found = await self._list(roots)
         return await trio.to_thread.run_sync(lambda: sum(map(_bytes_of, found.values())))
 
+    @property
+    def _there(self) -> Guest | FilesProgram:
+        found = self.program or self.guest
+        assert found is not None
+        return found
+
     async def _list(self, roots: Sequence[str]) -> dict[str, Stamps]:
-        assert self.guest is not None
-        return await list_files(self.guest, roots, self._skipped if roots[0] == next(iter(self._roots)) else ())
+        return await list_files(self._there, roots, self._skipped if roots[0] == next(iter(self._roots)) else ())
 
     async def _fetch(self, root: str, known: Stamps, found: Stamps) -> None:
-        assert self.guest is not None
         to = self._roots[root]
         changed = sorted(name for name, stamp in found.items() if known.get(name) != stamp)
         if changed:
-            await fetch_files(self.guest, root, changed, found, to=to, most=self._most)
+            await fetch_files(self._there, root, changed, found, to=to, most=self._most)
         if known.keys() - found.keys():
             await trio.to_thread.run_sync(remove_all_but, to, found.keys())
 

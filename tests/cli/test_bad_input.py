@@ -354,7 +354,9 @@ ASKED = {  # of each rule one or two; all that it refuses is in the tests of the
         incident("x; rm -rf /", run="snapshot: {branch: '{{ incident.title }}'}"), 2, "git.ref", "= hint:",
     ),
     "a branch that is not there": (local("branch: nope"), 6, "git.unknown-commit", "nope"),
-    "a provider that there is none of": (providers("[nope]"), 2, "plugin.unknown", "docker, gvisor, kubernetes, local, process"),
+    "a provider that there is none of": (
+        providers("[nope]"), 2, "plugin.unknown", "docker, gvisor, kubernetes, local, process",
+    ),
     "a provider that is misspelt": (providers("[local, proces]"), 2, "plugin.unknown", "did you mean `process`?"),
     "a provider of the tests": (providers("[fake]"), 2, "plugin.unknown", "valid choices"),
     "a module beside providers": (providers("[_bwrap]"), 2, "plugin.unknown", "valid choices"),
