@@ -118,6 +118,7 @@ class KubernetesProvider:
             hint=hint,
             needs_image=True,
             watched=frozenset({Feature.DISK}),
+            escapes=GAPS,
         )
 
     @asynccontextmanager

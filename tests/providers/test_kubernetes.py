@@ -24,6 +24,7 @@ from tests.support import cluster, dockerd
 from tests.support.cluster.double import NAMESPACE
 from tests.support.needs import ROOT
 from tests.support.providers import PODS, make
+from tests.support.situations import REPO, Project, commit, step, write_files
 
 pytestmark = ROOT.mark
 
@@ -101,6 +102,7 @@ async def test_a_lost_connection_costs_no_command_and_no_output(provider: Provid
     assert seen.split() == [b"%d" % number for number in range(20_000)]
 
 
+@pytest.mark.nightly
 async def test_a_deleted_pod_is_a_lost_workspace_until_somebody_has_been_told(provider: Provider, api: Api) -> None:
     handle = await provider.create(REQUEST)
     (handle.tree / "here").write_text("kept")
@@ -192,6 +194,7 @@ async def test_an_image_is_pinned_by_what_a_node_says_of_it(provider: Kubernetes
         await provider.image("registry.invalid/none:1")
 
 
+@pytest.mark.nightly
 async def test_a_pod_that_exceeds_its_memory_loses_only_the_offender(provider: Provider, api: Api) -> None:
     handle = await provider.create(replace(REQUEST, limits=Limits(memory_bytes=64 << 20)))
     async with provider.open(handle, SandboxSpec()) as workspace:
@@ -200,3 +203,27 @@ async def test_a_pod_that_exceeds_its_memory_loses_only_the_offender(provider: P
     await provider.destroy(handle)
 
     assert ended.oom
+
+
+def test_a_whole_run_works_there_as_anywhere(project: Project, api: Api) -> None:
+    """Clone, setup, agent, scan, snapshot, verify and save."""
+    write_files(project.folder / "repo", {"a/kept": "kept", "gone": "gone"})
+    commit(project.folder / "repo")
+    script = """
+        test "$(pwd)" = /workspace && test "$(id -u)" != 0 && cat made-by-setup ~/of-setup || exit 1
+        rm gone; mkdir b; echo new > b/new; echo more >> a/kept; mkdir secret || echo closed
+    """
+    workspace = f"{REPO}\nbase_image: {dockerd.IMAGE}\nprotected_paths: [secret/]\n"
+    workspace += 'setup_commands: ["echo setup > made-by-setup; echo home > ~/of-setup"]'
+    verify = "verify: {files: {required: [b/new]}, commands: [{run: [sh, -c, 'test ! -e gone'], timeout: 60s}]}"
+    project.script(script, provider="kubernetes", workspace=workspace, run=f"snapshot: {{message: work}}\n{verify}")
+    project.env |= {"KUBECONFIG": str(cluster.double_kubeconfig()), "RUNNER_KUBERNETES_NAMESPACE": NAMESPACE}
+
+    record = project.succeed()
+
+    assert project.logs("agent").splitlines()[:2] == ["setup", "home"]
+    assert "closed" in project.logs("agent")
+    patch = (project.directory(record) / "work.patch").read_text()
+    assert "b/new" in patch
+    assert "secret" not in patch
+    assert step(record, "verify")["status"] == "succeeded"
