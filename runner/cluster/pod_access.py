@@ -1,4 +1,4 @@
-"""What a cluster lets the runner do, and how strong its runtime's boundary is."""
+"""Rights of the runner in a cluster, and the strength of its runtime's boundary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an image's name means in a cluster: a pod that runs nothing is made of it, and its node says what it took."""
+"""The meaning of an image's name in a cluster: a pod that runs nothing is made of it, and its node says what it took."""
 
 from __future__ import annotations
 

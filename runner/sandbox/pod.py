@@ -36,7 +36,7 @@ _CLOSED = "127.0.0.1"  # as name server: there is nobody to ask
 
 @dataclass(frozen=True)
 class PodShape:
-    """What the pods of a workspace have in common. ``pull`` is a policy of Kubernetes."""
+    """The common properties of a workspace's pods. ``pull`` is a policy of Kubernetes."""
 
     image: str
     pull: str

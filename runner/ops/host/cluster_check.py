@@ -1,4 +1,4 @@
-"""What a cluster lacks for workspaces in pods, found by trying; and the objects that give what an account needs."""
+"""Check of a cluster for workspaces in pods, by trying; and the objects that give an account what it needs."""
 
 from __future__ import annotations
 
