@@ -86,7 +86,7 @@ def tell(number: int, answer: str) -> None:
 def main() -> None:
     url, rounds, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     context = multiprocessing.get_context("fork")
-    start, clock = context.Barrier(processes, timeout=60), context.Value("q", 0)
+    start, clock = context.Barrier(processes, timeout=600), context.Value("q", 0)
     racers = [context.Process(target=lambda: trio.run(race, url, rounds, start, clock)) for _ in range(processes)]
     for racer in racers:
         racer.start()
