@@ -204,7 +204,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 240) -> None:
     """Wait for what another process does."""
     give_up = time.monotonic() + seconds
     while not condition():
