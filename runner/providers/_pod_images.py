@@ -1,4 +1,4 @@
-"""The meaning of an image's name in a cluster: a pod that runs nothing is made of it, and its node says what it took."""
+"""The meaning of an image's name in a cluster: a pod of it that runs nothing, whose node says what it took."""
 
 from __future__ import annotations
 
