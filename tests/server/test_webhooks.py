@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import hmac
 import json
+import subprocess
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.server.test_runs import follow
+from tests.support.needs import program
 from tests.support.server import Answer, Served, serving
 from tests.support.situations import Project, until
 
@@ -194,3 +197,53 @@ def test_a_webhook_without_its_secret_is_refused_before_the_server_listens(proje
     assert (done.code, done.out) == (2, "")
     assert "error[secret.missing]" in done.err
     assert "variable `HUB` is not set" in done.err
+
+
+THEIRS = "https://github.com/Codertocat/Hello-World"
+EXAMPLES = "@octokit/webhooks-examples@7.6.1"
+
+
+@pytest.fixture
+def examples(request: pytest.FixtureRequest) -> list[tuple[str, dict[str, Any]]]:
+    """Every message that GitHub has published as an example, with its event; installed once and kept."""
+    program("npm").require()
+    folder = Path(request.config.cache.mkdir("webhooks-examples"))
+    quiet = ("--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
+    subprocess.run(["npm", "install", *quiet, "--prefix", str(folder), EXAMPLES], check=True)
+    files = sorted(folder.glob("node_modules/@octokit/webhooks-examples/*/index.json"))
+    assert files
+    events = [event for file in files for event in json.loads(file.read_text())]
+    return [(event["name"], payload) for event in events for payload in event["examples"]]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_each_message_that_github_has_published_is_answered_rightly(
+    project: Project, examples: list[tuple[str, dict[str, Any]]]
+) -> None:
+    project.env["HUB"] = "it is a secret"
+    project.script("true >file", workspace="repo_source: {type: none}")
+    project.add(HOOKS.replace(URL, THEIRS))
+    (project.folder / "example").mkdir()
+    (project.folder / "example" / "incident.json").write_text("{}")
+    wrong: list[tuple[str, object]] = []
+    started = 0
+    with serving(project, "--manifests", str(project.folder), "--rate", "10000") as served:
+        for event, payload in examples:
+            answer = github(served, payload, event)
+            wanted = (payload.get("repository") or {}).get("clone_url") == f"{THEIRS}.git"
+            match event, payload.get("action"):
+                case "push", _:
+                    wanted &= payload["ref"].startswith("refs/heads/") and not payload["deleted"]
+                case "pull_request", "opened":
+                    pull = payload["pull_request"]
+                    wanted &= pull["head"]["repo"]["id"] == pull["base"]["repo"]["id"]
+                case _:
+                    wanted = False
+            told = answer.json
+            if answer.status != 202 or (told["accepted"] == 1) != wanted or bool(told["ignored"]) == wanted:
+                wrong.append((event, told))
+            started += told.get("accepted", 0)
+    assert wrong == []
+    assert len(examples) > 300
+    assert started > 0
