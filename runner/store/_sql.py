@@ -108,12 +108,12 @@ class Reader:
         return await self._database.now()
 
     async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
-        return await self._database.run(lambda: self._read_events(_RUN_JOURNAL, run, after))
+        return await self._database.run(lambda: self._read_events(_RUN_JOURNAL, run, after, self._connection))
 
     async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
         while True:
             written = self._database.next_write(run)
-            page = await self._database.run(partial(self._read_events, _RUN_JOURNAL, run, after, _PAGE))
+            page = await self._database.look(partial(self._read_events, _RUN_JOURNAL, run, after, limit=_PAGE))
             for recorded in page:
                 after = recorded.seq
                 yield recorded
@@ -131,7 +131,9 @@ class Reader:
         return await self._database.run(lambda: self._database.snapshot(write))
 
     async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
-        return await self._database.run(lambda: self._read_events(_WORKSPACE_JOURNAL, workspace, after))
+        return await self._database.run(
+            lambda: self._read_events(_WORKSPACE_JOURNAL, workspace, after, self._connection)
+        )
 
     async def lease(self, workspace: str) -> Lease:
         return await self._database.run(lambda: read_lease(self._connection, workspace))
@@ -197,7 +199,7 @@ class Reader:
         return await self._database.run(lambda: dict(self._connection.execute(query).fetchall()))
 
     async def find(self, run: str) -> RunRow:
-        return await self._database.run(lambda: find_run(self._connection, run))
+        return await self._database.look(lambda connection: find_run(connection, run))
 
     async def runners(self) -> list[RunnerRow]:
         return await self._database.run(lambda: read_runners(self._connection))
@@ -231,10 +233,12 @@ class Reader:
     async def pool_counts(self) -> dict[str, int]:
         return await self._database.run(lambda: read_counts(self._connection))
 
-    def _read_events(self, journal: _Journal, owner: str, after: int, limit: int = ALL) -> list[Recorded]:
+    def _read_events(
+        self, journal: _Journal, owner: str, after: int, connection: Connection, *, limit: int = ALL
+    ) -> list[Recorded]:
         query = f"SELECT seq, at, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq LIMIT ?"
         recorded = []
-        for seq, at, body in self._connection.execute(query, (owner, after, limit)):
+        for seq, at, body in connection.execute(query, (owner, after, limit)):
             try:
                 recorded.append(Recorded(owner, seq, at, decode(body)))
             except (ValueError, TypeError) as error:

@@ -38,7 +38,7 @@ from runner.store._sql import Reader, Store
 T = TypeVar("T")
 
 BUSY_MILLISECONDS = 5_000
-POLL = 0.2  # seconds between looks for events that another process has written: a search by the primary key
+POLL = 0.2  # seconds between looks for what another process has written
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
@@ -65,7 +65,9 @@ class SqliteDatabase:
 
     refusals = (sqlite3.IntegrityError, UnicodeEncodeError)
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, clock: Callable[[], int], *, looks: bool = False
+    ) -> None:
         self.connection = connection
         self.name = str(path)
         self._path = path
@@ -73,7 +75,10 @@ class SqliteDatabase:
         self._limiter = trio.CapacityLimiter(1)
         self._written = trio.Event()  # set at the next commit by this store; of others nothing is heard
         self._refusal: RunnerError | None = None  # once there is one, this connection writes no more
+        self._looks = looks  # whether a second connection may be opened, which only looks
         self._looking: sqlite3.Connection | None = None
+        self._polled = False  # whether one of those who wait looks for what other processes write
+        self._version = 0  # of the file when ``_written`` was made; another process's commit changes it too
 
     @property
     def writable(self) -> bool:
@@ -99,20 +104,23 @@ class SqliteDatabase:
         """
         await trio.lowlevel.checkpoint_if_cancelled()  # a turn of the loop costs more than the look
         try:
-            if self._looking is None and self.writable:
-                self._looking = _connect(f"{self._path.absolute().as_uri()}?mode=ro")
-                self._looking.execute("PRAGMA busy_timeout = 0")
-            if self._looking is not None:
-                return action(self._looking)
+            if (looking := self._look_by()) is not None:
+                return action(looking)
         except sqlite3.Error:
             self.close()
         return await self.run(lambda: action(self.connection))
+
+    def _look_by(self) -> sqlite3.Connection | None:
+        if self._looking is None and self._looks:
+            self._looking = _connect(f"{self._path.absolute().as_uri()}?mode=ro")
+            self._looking.execute("PRAGMA busy_timeout = 0")
+        return self._looking
 
     def close(self) -> None:
         """Close what looks; the connection is its opener's."""
         if self._looking is not None:
             self._looking.close()
-            self._looking = None
+            self._looking, self._version = None, 0  # the next one counts anew
 
     async def now(self) -> int:
         return self._clock()
@@ -180,12 +188,40 @@ class SqliteDatabase:
         return self._written
 
     def wake(self, names: Iterable[str]) -> None:
+        self._version = 0 if self._looking is None else self._read_version() or 0
         self._written.set()
         self._written = trio.Event()
 
     async def wait(self, written: trio.Event) -> None:
-        with trio.move_on_after(POLL):
+        """Wait for a write; the first who waits looks for all whether another process has written."""
+        if self._polled:
             await written.wait()
+            return
+        self._polled = True
+        try:
+            while not written.is_set():
+                with trio.move_on_after(POLL):
+                    await written.wait()
+                version = self._read_version()
+                if version is None:
+                    break  # so that everybody looks for themselves
+                if version != self._version:
+                    self.wake(())
+        finally:
+            self._polled = False
+            if not written.is_set():
+                self.wake(())  # somebody else takes over
+
+    def _read_version(self) -> int | None:
+        """Return a number that changes with each commit of any process, which costs less than a search; ``None`` if
+        it cannot be read.
+        """
+        try:
+            looking = self._look_by()
+            return None if looking is None else int(looking.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error:
+            self.close()
+            return None
 
 
 def place(url: str) -> Path:
@@ -223,7 +259,8 @@ async def open_store(
         connection = stack.enter_context(closing(opened))
         with _translated_errors(path):
             (nonce,) = connection.execute("SELECT nonce FROM meta").fetchone()
-        database = stack.enter_context(closing(SqliteDatabase(connection, path, now)))
+        looks = not is_read_only(path.parent)
+        database = stack.enter_context(closing(SqliteDatabase(connection, path, now, looks=looks)))
         yield Store(database, nonce, hook=hook, runner=runner)
 
 
@@ -237,7 +274,7 @@ async def open_reader(path: Path, *, must_exist: bool = False) -> AsyncIterator[
     with ExitStack() as stack:
         connection = await trio.to_thread.run_sync(partial(_open_to_read, path, stack, must_exist=must_exist))
         stack.enter_context(closing(connection))
-        yield Reader(stack.enter_context(closing(SqliteDatabase(connection, path, now_microseconds))))
+        yield Reader(SqliteDatabase(connection, path, now_microseconds))
 
 
 def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:

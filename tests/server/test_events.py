@@ -13,8 +13,12 @@ import trio.testing
 
 from runner.artifacts.run_lock import try_lock
 from runner.core.home import run_directory
+from runner.core.model import succeeded
+from runner.events.events import RunEnded
+from runner.ops.host.liveness import is_run_lost
 from runner.server.events import SLOW, EventStream
 from runner.server.metrics import Metrics
+from tests.store.test_sqlite import STARTED, store_in
 
 
 async def test_a_client_that_is_too_slow_is_told_so_and_dropped(
@@ -43,3 +47,12 @@ async def test_a_client_that_is_too_slow_is_told_so_and_dropped(
     assert (sent[5].partition(b"\n")[0], sent[6:]) == (b"event: slow", [b""])
     assert (made, metrics.streams) == (5, 0)
     os.close(lock)
+
+
+async def test_a_run_whose_end_a_client_has_not_seen_yet_is_not_lost(tmp_path: Path) -> None:
+    """Its runner has gone by then: it has ended in order."""
+    async with store_in(tmp_path) as store:
+        await store.append("r", [STARTED])
+        assert await is_run_lost(store, tmp_path, "r")
+        await store.append("r", [RunEnded(succeeded(), 0)])
+        assert not await is_run_lost(store, tmp_path, "r")

@@ -50,5 +50,8 @@ async def is_lost(store: Reader, home: Path, row: RunRow) -> bool:
 
 
 async def is_run_lost(store: Reader, home: Path, run: str) -> bool:
-    """Tell the same of a run by its id."""
-    return not is_locked(run_directory(home, run)) and await is_lost(store, home, await store.find(run))
+    """Tell the same of a run by its id, which may have ended since its events were read."""
+    if is_locked(run_directory(home, run)):
+        return False
+    row = await store.find(run)
+    return row.ended is None and await is_lost(store, home, row)
