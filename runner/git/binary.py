@@ -18,7 +18,7 @@ import trio
 from trio.from_thread import check_cancelled
 
 from runner.core.errors import CheckoutDiffers, GitFailed, HostileTree, RemoteOverLimit, RunnerError
-from runner.git import disk, source
+from runner.git import bundles, disk, source
 from runner.git._profile import fetch_arguments
 from runner.git._run import ProcessLimits, version
 from runner.git.commands import GitCommands, check_exit
@@ -255,6 +255,16 @@ class GitBinary(GitCommands, GitAdapter):
         wrong.update(dict.fromkeys(await in_thread(disk.extras, into, entries), "extra"))
         check_same(into, commit, wrong)
         return [*entries, *await self.place_parts(repository, into)]
+
+    async def bundle(self, repository: Path, commits: Sequence[str], to: Path) -> None:
+        with to.open("xb") as file:
+            file.write(bundles.header(commits))
+            file.flush()
+            wants = "".join(f"{commit}\n" for commit in commits).encode()
+            await self.git(repository, "pack-objects", "--quiet", "--revs", "--stdout", stdin=wants, stdout=file)
+
+    async def unpack(self, bundle: Path, repository: Path) -> None:
+        await self.git(repository, "bundle", "unbundle", str(bundle))
 
     async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[AgentCommit]:
         return await unpack(self.program, repository, bundle, base, into)

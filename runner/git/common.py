@@ -16,7 +16,7 @@ from runner.core.errors import BadRef, BadSource, CheckoutDiffers, GitFailed, Gi
 from runner.core.ids import is_commit_id
 from runner.core.plural import plural
 from runner.core.sanitize import printable_path
-from runner.git import disk, parts, source
+from runner.git import bundles, disk, parts, source
 from runner.git.ignore import IgnoreRules
 from runner.git.tree import EXECUTABLE, FILE, GITLINK, carried_over, changes, check_branch, check_commit_id
 from runner.policy.names import collisions, parents
@@ -183,6 +183,14 @@ class GitAdapter(ABC):
             changed, new = changed | differ, new + more
         lfs = await in_thread(parts.lfs_changes, tree, found.lfs)
         return PartChanges(changed, lfs, frozenset(file.path for file in found.lfs), new)
+
+    async def unbundle(self, bundle: Path, shallow: Path | None, *, into: Path) -> None:
+        await in_thread(bundles.prepare, bundle, shallow, into)
+        await self.unpack(bundle, into)
+
+    @abstractmethod
+    async def unpack(self, bundle: Path, repository: Path) -> None:
+        """Add the objects of a bundle to a repository."""
 
     async def create_empty(self, repository: Path) -> None:
         await in_thread(disk.init_private, repository, like="0" * 40)

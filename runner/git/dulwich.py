@@ -7,6 +7,7 @@ repositories on this host; blobs are read whole, one at a time.
 from __future__ import annotations
 
 import os
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +18,14 @@ from dulwich.errors import ApplyDeltaError, ChecksumMismatch, FileFormatExceptio
 from dulwich.index import Index, IndexEntry, index_entry_from_stat
 from dulwich.object_store import DiskObjectStore, MissingObjectFinder
 from dulwich.objects import Commit, ObjectID, ShaFile, Tree
-from dulwich.pack import generate_unpacked_objects
+from dulwich.pack import generate_unpacked_objects, write_pack_data
 from dulwich.refs import DiskRefsContainer, Ref
 from trio.from_thread import check_cancelled
 
 from runner.core.errors import BadSource, CheckoutDiffers, GitFailed, GitMissing, HostileTree, UrlUnsupported
 from runner.core.ids import is_commit_id
-from runner.git import disk, source
+from runner.core.sanitize import excerpt
+from runner.git import bundles, disk, source
 from runner.git.common import GitAdapter, SnapshotContent, check_same, in_thread
 from runner.git.patches import write_change
 from runner.git.tree import (
@@ -79,6 +81,12 @@ class GitDulwich(GitAdapter):
 
     async def read_url(self, url: str, commit: str, name: str, *, depth: int | None, limit: int) -> bytes | None:
         raise _url_needs_git(url)
+
+    async def bundle(self, repository: Path, commits: Sequence[str], to: Path) -> None:
+        await in_thread(_bundle, repository, commits, to)
+
+    async def unpack(self, bundle: Path, repository: Path) -> None:
+        await in_thread(_unpack, bundle, repository)
 
     async def quarantine(self, repository: Path, bundle: bytes, base: str, *, into: Path) -> Sequence[AgentCommit]:
         raise _quarantine_needs_git()
@@ -235,6 +243,38 @@ def _copy_closure(view: Path, commit: str, into: Path, depth: int | None) -> Non
         store.add_pack_data(len(ids), generate_unpacked_objects(ours, ids))
     if cut := {id for id, _ in ids} & shallow:
         (into / "shallow").write_bytes(b"".join(id + b"\n" for id in sorted(cut)))
+
+
+def _bundle(repository: Path, commits: Sequence[str], to: Path) -> None:
+    listed = repository / "shallow"
+    shallow = {ObjectID(line) for line in listed.read_bytes().split()} if listed.is_file() else set()
+    with _objects(repository) as store, to.open("xb") as file:
+        missing = MissingObjectFinder(
+            store,
+            haves=[],
+            wants=[_id(commit) for commit in commits],
+            shallow=shallow,
+            get_parents=lambda c: [] if c.id in shallow else c.parents,
+        )
+        ids = list(missing)
+        file.write(bundles.header(commits))
+        records = generate_unpacked_objects(store, ids)
+        write_pack_data(file.write, records, num_records=len(ids), object_format=store.object_format)
+
+
+def _unpack(bundle: Path, repository: Path) -> None:
+    with _objects(repository) as store, bundle.open("rb") as file:
+        bundles.skip_header(file)
+        target, commit, abort = store.add_pack()
+        try:
+            shutil.copyfileobj(file, target)
+            commit()
+        except AssertionError as error:  # as dulwich says that a pack is no pack
+            abort()
+            raise GitFailed(f"the pack of `{bundle}` is damaged: {excerpt(str(error))}") from error
+        except BaseException:
+            abort()
+            raise
 
 
 def _commits_at_depth(store: DiskObjectStore, commit: str, depth: int, shallow: set[ObjectID]) -> set[ObjectID]:

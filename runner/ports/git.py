@@ -243,6 +243,15 @@ class Git(Protocol):
     async def create_empty(self, repository: Path) -> None:
         """Make the bare private repository of a workspace that starts empty."""
 
+    async def bundle(self, repository: Path, commits: Sequence[str], to: Path) -> None:
+        """Write commits of a private repository, with all that they need there, to a new file that git can clone from.
+
+        Where the repository is cut, so is the bundle: it goes with the file ``shallow`` of the repository.
+        """
+
+    async def unbundle(self, bundle: Path, shallow: Path | None, *, into: Path) -> None:
+        """Make a private repository of a bundle. Raises ``GitFailed`` for one that is damaged."""
+
     async def snapshot(self, repository: Path, tree: Path, base: str | None, options: SnapshotOptions) -> Snapshot:
         """Commit the files below ``tree``, byte for byte, onto ``base``.
 

@@ -1575,3 +1575,37 @@ async def test_a_source_with_sha256_ids_works_or_says_what_it_needs(git: Git, tm
 
     assert await git.patch(tmp_path / "p", None, made.commit, tmp_path / "patch")
     assert listing(clean) == listing(tree)
+
+
+@pytest.mark.parametrize("depth", [None, 1])
+async def test_a_private_repository_travels_as_a_bundle_that_git_can_clone(
+    git: Git, tmp_path: Path, depth: int | None
+) -> None:
+    user = User(tmp_path / "source").init()
+    for number in range(3):
+        (user.top / "a.txt").write_text(f"{number}\n")
+        base = user.commit()
+    await git.fetch(user.top, base, into=tmp_path / "private", depth=depth)
+    (user.top / "new.txt").write_text("done\n")
+    kept = await git.snapshot(tmp_path / "private", user.top, base, WANTED)
+    cut = tmp_path / "private" / "shallow"
+
+    await git.bundle(tmp_path / "private", [kept.commit, base], tmp_path / "it.bundle")
+    await git.unbundle(tmp_path / "it.bundle", cut if cut.is_file() else None, into=tmp_path / "there")
+
+    assert {e.path for e in await git.entries(tmp_path / "there", kept.commit)} == {b"a.txt", b"new.txt"}
+    await git.fetch(tmp_path / "there", kept.commit, into=tmp_path / "resumed", depth=None)
+    assert [change.path for change in await git.changes(tmp_path / "resumed", base, kept.commit)] == [b"new.txt"]
+    if depth is None:
+        subprocess.run([PROGRAM, "clone", "-q", "-b", "run-0", tmp_path / "it.bundle", tmp_path / "clone"], check=True)
+        assert (tmp_path / "clone" / "new.txt").read_text() == "done\n"
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"# v2 git bundle\n", b"# v2 git bundle\n" + b"0" * 40 + b" refs/heads/x\n\nPACK"]
+)
+async def test_a_bundle_that_is_damaged_is_refused(git: Git, tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "it.bundle").write_bytes(damage)
+
+    with pytest.raises(GitFailed):
+        await git.unbundle(tmp_path / "it.bundle", None, into=tmp_path / "there")
