@@ -82,6 +82,6 @@ def _parse_line(text: bytes, number: int, owner: str) -> Recorded:
 
 
 def add_events(directory: Path, recorded: Sequence[Recorded]) -> None:
-    """Append further events of a workspace."""
+    """Append further events of a workspace, or of a run that has ended."""
     with (directory / FILE).open("a", encoding="utf-8", errors=ESCAPED) as file:
         file.writelines(f"{event_line(one)}\n" for one in recorded)

@@ -13,7 +13,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import TextIO
 
-from runner.artifacts.history import ESCAPED, FILE, event_line
+from runner.artifacts.history import ESCAPED, FILE, add_events, event_line
 from runner.artifacts.run_lock import create_locked
 from runner.artifacts.stored_plan import FILE as PLAN
 from runner.core.codec import plain
@@ -63,6 +63,12 @@ class RunFiles:
 def write_copies(directory: Path, history: Iterable[Recorded], record: RunRecord) -> None:
     """Write the files of a run that has ended, from its journal, in place of its runner."""
     write(directory / FILE, "\n".join(map(event_line, history)))
+    _write_end(directory, record)
+
+
+def rewrite_end(directory: Path, news: Iterable[Recorded], record: RunRecord) -> None:
+    """Add events that follow the end of a run, and write its report and record anew."""
+    add_events(directory, list(news))
     _write_end(directory, record)
 
 

@@ -977,6 +977,35 @@ class McpServerFailed(PlatformError):
 # --- store -----------------------------------------------------------------------------------------
 
 
+class TelemetryUnusable(InputError):
+    code = "telemetry.unusable"
+
+
+class TelemetryUnsent(PlatformError):
+    code = "telemetry.unsent"
+
+
+class BadArtifactsUrl(InputError):
+    code = "artifacts.bad-url"
+
+
+class ArtifactsUnreachable(PlatformError):
+    code = "artifacts.unreachable"
+    passes = True
+
+
+class ArtifactsRefused(PlatformError):
+    code = "artifacts.refused"
+
+
+class ArtifactsMissing(NotFoundError):
+    code = "artifacts.missing"
+
+
+class ArtifactsDamaged(DamagedError):
+    code = "artifacts.damaged"
+
+
 class UnknownRun(NotFoundError):
     code = "store.unknown-run"
 
