@@ -57,6 +57,9 @@ SETTINGS = {
         "The store: `sqlite:///PATH`, `postgresql://USER@HOST/DATABASE` ([shared store](../howto/shared-store.md)), or"
         " `memory:`, which is lost when the command ends."
     ),
+    "RUNNER_DATABASE_PASSWORD_COMMAND": "Command that prints the password for PostgreSQL, asked for new connections.",
+    "RUNNER_TELEMETRY": "`otlp` tells [OpenTelemetry](../howto/opentelemetry.md) of runs; `none` is the default.",
+    "RUNNER_ARTIFACTS": "Where the files of runs are kept for [all hosts](../howto/artifacts.md): `file:///PATH`, `s3://BUCKET/PREFIX`.",
     "WORKSPACE_DEFAULT_CPU": "Processors of a workspace whose manifest names no `cpu`.",
     "WORKSPACE_DEFAULT_MEMORY": "Memory of a workspace whose manifest names no `memory`.",
     "WORKSPACE_DEFAULT_DISK": "Disk of a workspace whose manifest names no `disk`.",
@@ -88,6 +91,8 @@ OTHER_VARIABLES = (
     ("`SSL_CERT_FILE`, `GIT_SSL_CAINFO`, `GIT_SSL_CAPATH`", "Certificates of authorities, for the same."),
     ("`SSH_AUTH_SOCK`, `GIT_SSH_COMMAND`", "The ssh agent and client for `git@` URLs."),
     ("`KUBECONFIG`", "The cluster of `runner triage`, unless `--kubeconfig` names one, and of provider `kubernetes`."),
+    ("`AWS_...`", "Keys, profile and region for `RUNNER_ARTIFACTS` in S3, read by its library."),
+    ("`OTEL_...`, `TRACEPARENT`", "The collector of `RUNNER_TELEMETRY=otlp`, and the trace that runs are part of."),
     ("`XDG_STATE_HOME`, `HOME`", "Where `RUNNER_HOME` is when it is not set."),
     ("`NO_COLOR`, `TERM`, `CI`", "Whether output has colours and progress is redrawn."),
     ("`GITHUB_*`, `CI_*`", "The job, for `--task-from`, summaries and annotations."),

@@ -22,7 +22,7 @@ LAYERS = [  # top first; rooms in one set do not import each other
     {"testing"},
     {"fake_model"},
     {"client"},
-    {"providers", "gateway", "mcp", "agents", "git", "store", "artifacts"},
+    {"providers", "gateway", "mcp", "agents", "git", "store", "artifacts", "telemetry"},
     {"cluster"},
     {"sandbox"},
     {"engine", "guest", "network"},

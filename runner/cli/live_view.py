@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,12 +21,12 @@ from msgspec.structs import replace
 
 from runner.artifacts.run_files import read_account
 from runner.cli.output import Output
-from runner.core.home import RUNS
 from runner.core.model import Status
 from runner.core.nurseries import open_services
 from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.events.record import RunRecord, fold
+from runner.ops.runs.history import directory_of
 from runner.ops.runs.previous_attempt import result_of
 from runner.ops.runs.step_output import Say, StepOutput, tail_of, translator_of
 from runner.report import progress, triage
@@ -95,7 +96,7 @@ class WatchedRun:
             return self._count <= _MOST
         paths = (self.directory / "logs" / f"{step}.{stream}" for stream in ("stdout", "stderr"))
         ends = zip((failure.stdout[1], failure.stderr[1]), paths, strict=True)
-        return self._count <= _MOST and all(end >= path.stat().st_size for end, path in ends)
+        return self._count <= _MOST and all(path.is_file() and end >= path.stat().st_size for end, path in ends)
 
     def tail(self, step: str) -> tuple[str, ...]:
         return tail_of(self.record, self.directory, step, self._say_of(step))
@@ -109,13 +110,13 @@ class WatchedRun:
 
 
 class Screen:
-    """Sink for runs, whose directories are below ``runs``. ``headers`` has what is known of them, by name."""
+    """Sink for runs, whose directories ``place`` knows. ``headers`` has what is known of them, by name."""
 
     def __init__(
         self,
         out: Output,
         headers: Mapping[str, Header],
-        runs: Path,
+        place: Callable[[str], Path],
         *,
         face: RunView,
         quiet: bool,
@@ -125,7 +126,7 @@ class Screen:
     ) -> None:
         self._out = out
         self._scenes = headers
-        self._runs = runs
+        self._place = place
         self._face = face
         self._quiet = quiet
         self._raw = raw
@@ -140,7 +141,7 @@ class Screen:
         if isinstance(event, ev.RunStarted):
             header = self._scenes.get(event.name, triage.Header())
             say = None if self._raw else translator_of(header.agent)
-            watched = self._watched[recorded.run] = WatchedRun(recorded.run, self._runs / recorded.run, header, say)
+            watched = self._watched[recorded.run] = WatchedRun(recorded.run, self._place(recorded.run), header, say)
         assert watched is not None  # the first event of a run is that it has started
         fold(watched.record, recorded)
         match event:
@@ -210,7 +211,7 @@ class Screen:
     def finish(self, record: RunRecord) -> None:
         """Show the last block of a triage: how it ended."""
         header = self._scenes.get(record.name, triage.Header())
-        found = result_of(record, header, self._runs / record.id)
+        found = result_of(record, header, self._place(record.id))
         self.lines(["", *triage.closing(record, header, found)])
         self._flush(all=True)
 
@@ -237,8 +238,8 @@ async def open_screen(
     from runner.core.clock import now_microseconds
 
     out.outlive()
-    runs = settings.home / RUNS
-    screen = Screen(out, headers, runs, face=face, quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)
+    place = partial(directory_of, settings)
+    screen = Screen(out, headers, place, face=face, quiet=quiet, raw=raw, now=now_microseconds, clock=_clock)
 
     async def tick() -> None:
         while True:

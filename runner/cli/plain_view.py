@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.core.home import run_directory
 from runner.events import events as ev
 from runner.ports.sink import Sink
 
@@ -38,10 +37,11 @@ def show_ends(records: Sequence[RunRecord], settings: Settings, out: Output) -> 
     """Show how each run ended, and what a person does next."""
     from runner.artifacts.run_files import read_account
     from runner.core.sanitize import sanitize
+    from runner.ops.runs.history import directory_of
     from runner.report.progress import ending
     from runner.report.text import WIDEST
 
     out.line()
     for record in records:
-        for line in ending(read_account(record, run_directory(settings.home, record.id)), several=len(records) > 1):
+        for line in ending(read_account(record, directory_of(settings, record.id)), several=len(records) > 1):
             out.line(sanitize(line, WIDEST))

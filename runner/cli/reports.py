@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.core.home import run_directory
 
 if TYPE_CHECKING:
     from runner.artifacts.published import OutputFile
@@ -62,10 +61,11 @@ class Reports:
     def accounts(self) -> list[Account]:
         """Return the runs that were seen, in plan order."""
         from runner.artifacts.run_files import read_account
+        from runner.ops.runs.history import directory_of
 
         places = {name: place for place, name in enumerate(self.order)}
         records = sorted(self._records.values(), key=lambda record: places.get(record.name, len(places)))
-        return [read_account(record, run_directory(self._settings.home, record.id)) for record in records]
+        return [read_account(record, directory_of(self._settings, record.id)) for record in records]
 
     def write(self, failure: RunnerError | None) -> None:
         """Write all requested reports. Raises ``HostRefused`` when a file cannot be written any more."""

@@ -13,6 +13,8 @@ SANDBOXES = "sandboxes"  # a record for each workspace that a provider has made
 MIRRORS = "mirrors"
 LAYERS = "dependencies"  # what the commands of manifests have installed
 SCRATCH = "tmp"
+UNSENT = "unsent"  # a file for each run whose copy in the store of artifacts is not known to be whole
+FETCHED = "fetched"  # files of runs of other hosts, from that store
 
 
 def run_directory(home: Path, run: str) -> Path:

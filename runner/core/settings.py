@@ -149,6 +149,10 @@ class Settings(Confidential, frozen=True, kw_only=True):
 
     home: Path
     database_url: str | None  # may hold a password; see ``store_url``
+    database_password_command: str | None  # prints the password of ``database_url``
+    telemetry: str  # where the events of runs are told of: ``none``, or ``otlp`` by OpenTelemetry
+    traceparent: str  # the span of whoever started this process, as W3C writes it
+    artifacts: str | None  # the URL of where the files of runs are copied to, for every host
     default_cpus: float
     default_memory: int
     default_disk: int
@@ -189,6 +193,10 @@ class Settings(Confidential, frozen=True, kw_only=True):
         return cls(
             home=read("RUNNER_HOME", _home, Path(_state_home(env)).absolute()),
             database_url=read("RUNNER_DATABASE_URL", _database_url, None),
+            database_password_command=read("RUNNER_DATABASE_PASSWORD_COMMAND", lambda text: text, None),
+            telemetry=read("RUNNER_TELEMETRY", _telemetry, "none"),
+            traceparent=env.get("TRACEPARENT", ""),
+            artifacts=read("RUNNER_ARTIFACTS", _artifacts_url, None),
             default_cpus=read("WORKSPACE_DEFAULT_CPU", parse_cpus, 2.0),
             default_memory=read("WORKSPACE_DEFAULT_MEMORY", parse_memory, 4 << 30),
             default_disk=read("WORKSPACE_DEFAULT_DISK", parse_disk, 10 << 30),
@@ -225,7 +233,14 @@ class Settings(Confidential, frozen=True, kw_only=True):
     @property
     def store_url(self) -> str:
         """The URL of the store: by default a file of ``home``."""
-        return self.database_url or f"sqlite://{self.home / STATE_FILE}"
+        if self.database_url is None:
+            return f"sqlite://{self.home / STATE_FILE}"
+        if self.database_password_command is None or not self.database_url.startswith("postgres"):
+            return self.database_url
+        from urllib.parse import quote
+
+        joined = "&" if "?" in self.database_url else "?"
+        return f"{self.database_url}{joined}password_command={quote(self.database_password_command, safe='')}"
 
     def model_url(self, api: str) -> str:
         """Return the URL of an API. Raises ``UsageError`` for an invalid one, and so only for who needs it."""
@@ -243,7 +258,10 @@ class Settings(Confidential, frozen=True, kw_only=True):
         """Every setting as name, value and source; the value as it can be written again."""
         values = {
             "RUNNER_HOME": self.home,
-            "RUNNER_DATABASE_URL": without_secrets(self.store_url),
+            "RUNNER_DATABASE_URL": without_secrets(self.database_url or self.store_url),
+            "RUNNER_DATABASE_PASSWORD_COMMAND": _program(self.database_password_command),
+            "RUNNER_ARTIFACTS": without_secrets(self.artifacts or "(none)"),
+            "RUNNER_TELEMETRY": self.telemetry,
             "WORKSPACE_DEFAULT_CPU": f"{self.default_cpus:g}",
             "WORKSPACE_DEFAULT_MEMORY": size_text(self.default_memory),
             "WORKSPACE_DEFAULT_DISK": size_text(self.default_disk),
@@ -339,6 +357,23 @@ def kubernetes_name(text: str) -> str:
     """Return the name of a namespace, or of another object of a cluster. Raises ``ValueError``."""
     if not re.fullmatch(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", text):
         raise ValueError("a name of small letters, digits and, between them, `-`")
+    return text
+
+
+def _artifacts_url(text: str) -> str:
+    if not re.match(r"[a-z][a-z0-9+.-]*://", text):
+        raise ValueError("a URL such as file:///PATH or s3://BUCKET/PREFIX")
+    return text
+
+
+def _program(command: str | None) -> str:
+    """Return the first word of a command, whose others may be secret."""
+    return "(none)" if command is None else f"{command.split()[0]} ..." if command.split() else "''"
+
+
+def _telemetry(text: str) -> str:
+    if text not in ("none", "otlp"):
+        raise ValueError("none or otlp")
     return text
 
 

@@ -436,6 +436,18 @@ class WorkSaved(Event, frozen=True, tag="WorkSaved"):
     saved_work: SavedWork
 
 
+class ArtifactsCopied(Event, frozen=True, tag="ArtifactsCopied", kw_only=True):
+    """Written after the end of the run. ``sha256`` is of the list of its files there, which has the digest of each.
+
+    ``url`` is that of the store of artifacts, without options.
+    """
+
+    url: str
+    files: int
+    bytes: int
+    sha256: str
+
+
 class RunEnded(Event, frozen=True, tag="RunEnded"):
     """The one terminal event."""
 

@@ -178,6 +178,7 @@ class RunRecord(Struct, kw_only=True):
     cancelled_by: str | None = None
     outcome: Outcome | None = None
     exit_code: int | None = None
+    artifacts: ev.ArtifactsCopied | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -306,6 +307,8 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.commits = commits
         case ev.WorkSaved(saved_work=saved_work):
             record.saved_work = saved_work
+        case ev.ArtifactsCopied() as copied:
+            record.artifacts = copied
         case ev.RunEnded(outcome=outcome, exit_code=exit_code):
             record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
             record.ended = recorded.at

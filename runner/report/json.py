@@ -69,5 +69,6 @@ def record_document(record: RunRecord) -> Json:
         "snapshot": plain(snapshot),
         "commits": plain(record.commits),
         "saved_work": plain(record.saved_work),
+        "artifacts": plain(record.artifacts),
         "left_behind": list(record.left_behind),
     }

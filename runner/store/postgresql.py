@@ -30,6 +30,7 @@ from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
 from runner.ports.store import RunnerRow
 from runner.store._database import OLDEST, Connection, Hook, Rows, check_version, scripts_in
+from runner.store._password import PasswordCommand, split_command
 from runner.store._sql import Reader, Store
 from runner.store.memory import MemoryStore
 
@@ -69,8 +70,8 @@ T = TypeVar("T")
 class Place:
     """A database by its URL; ``name`` is the URL without what may be secret."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
+    def __init__(self, options: dict[str, Any], command: PasswordCommand | None = None) -> None:
+        self.options, self.command = options, command
         port = f":{options['port']}" if "port" in options else ""
         host = options.get("host", "")
         self.name = excerpt(f"postgresql://{'' if '/' in host else host}{port}/{options.get('dbname', '')}")
@@ -78,8 +79,9 @@ class Place:
 
 def place(url: str) -> Place:
     """Return what a URL says. Raises ``BadStoreUrl``."""
+    url, command = split_command(url)
     try:
-        return Place(conninfo_to_dict(url))
+        return Place(conninfo_to_dict(url), command)
     except psycopg.Error:  # which repeats the URL
         hint = "write postgresql://USER@HOST/DATABASE; the password may be in PGPASSFILE"
         raise BadStoreUrl(f"`{excerpt(without_secrets(url))}` is not a URL of PostgreSQL", hint=hint) from None
@@ -179,6 +181,10 @@ class Session:
             ours.shutdown(socket.SHUT_RDWR)
 
 
+def _refuses_password(error: psycopg.OperationalError) -> bool:
+    return "authentication failed" in str(error)
+
+
 @cache
 def _translated(query: str) -> bytes:
     numbers = count(1)
@@ -199,7 +205,7 @@ class PostgresDatabase:
     def __init__(self, place: Place, clock: Callable[[], int] | None) -> None:
         self.name = place.name
         self.writable = True
-        self._options = place.options
+        self._options, self._command = place.options, place.command
         self._clock = clock
         self._at = 0  # of the transaction under way
         self._fresh = False  # while nothing was done since its savepoint
@@ -231,6 +237,8 @@ class PostgresDatabase:
     def _connect(self) -> psycopg.Connection[Any]:
         """Connect. Raises ``StoreFailed`` for what no waiting helps against."""
         options = {"connect_timeout": _CONNECTING, "application_name": "runner", **self._options}
+        if self._command is not None:
+            options["password"] = self._command.password()
         try:
             return psycopg.connect(
                 "",
@@ -241,6 +249,8 @@ class PostgresDatabase:
                 cursor_factory=psycopg.RawCursor,
             )
         except psycopg.OperationalError as error:
+            if _refuses_password(error) and self._command is not None and self._command.forget():
+                return self._connect()
             if "FATAL" in str(error) and not any(words in str(error) for words in _STARTING):
                 hint = "check the URL, the role and its password there"
                 raise StoreFailed(f"`{self.name}` refuses the connection: {_text(error)}", hint=hint) from error

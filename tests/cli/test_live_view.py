@@ -26,7 +26,7 @@ def test_the_line_of_now_is_written_when_it_changes(tmp_path: Path) -> None:
     """It was, ten times a second."""
     terminal, moment = Terminal(), [2 * SECOND]
     out = Output(terminal, terminal)
-    screen = Screen(out, {}, tmp_path, face=triage, quiet=False, raw=False, now=lambda: moment[0], clock=str)
+    screen = Screen(out, {}, tmp_path.joinpath, face=triage, quiet=False, raw=False, now=lambda: moment[0], clock=str)
     for seq, event in enumerate(
         (ev.RunStarted(name="t", plan="x", runner="1", steps=STEPS, deadline_seconds=600.0), ev.StepStarted("agent")),
         start=1,

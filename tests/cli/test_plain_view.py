@@ -48,7 +48,7 @@ def screen_on(stream: TextIO, moment: float = 1.0, names: Sequence[str] = ("work
     return Screen(
         out,
         {name: Header() for name in names},
-        Path("nowhere"),
+        Path("nowhere").joinpath,
         face=progress,
         quiet=False,
         raw=False,

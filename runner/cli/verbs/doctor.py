@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from runner import DISTRIBUTION
 from runner.cli.output import Output
 from runner.core.errors import UsageError
+from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from runner.core.model import Feature
     from runner.core.settings import Settings
-    from runner.ops.host.health import Health
+    from runner.ops.host.health import ArtifactHealth, Health
     from runner.ops.host.keys import KeyTest
     from runner.ops.host.probe import EscapeAttempt, ProbedProvider
     from runner.ports.provider import Probe
@@ -139,6 +140,8 @@ def _lines(health: Health) -> Iterator[str]:
     for rival in health.rivals:
         yield f"✗ package    `{rival}` has a package `runner` too, and is installed in the same place"
         yield f"    = hint: install runner by itself: `pipx install {DISTRIBUTION}`"
+    if health.artifacts is not None:
+        yield from _artifacts(health.artifacts)
     if health.proxies:
         yield f"✓ proxy      {', '.join(health.proxies)}"
     yield f"✓ image      {health.image}" if health.image else "- image      none for triage: `runner image build`"
@@ -150,6 +153,13 @@ def _lines(health: Health) -> Iterator[str]:
     isolates = [probe.provider for probe in health.probes if probe.available and probe.isolation]
     yield ""
     yield f"runs are isolated here by: {', '.join(isolates) or 'nothing, see the hints'}"
+
+
+def _artifacts(store: ArtifactHealth) -> Iterator[str]:
+    waiting = f"; {plural(store.unsent, 'run')} not sent yet: `runner recover`" if store.unsent else ""
+    yield f"{'✗' if store.problem else '✓'} artifacts  {store.problem or store.url}{waiting}"
+    if store.hint:
+        yield f"    = hint: {store.hint}"
 
 
 def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:

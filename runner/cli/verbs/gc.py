@@ -81,4 +81,9 @@ def _lines(collection: Collection) -> Iterator[str]:
             saved = f", its work is in {reaped.saved}" if reaped.saved else ""
             stays = ", all files stay" if reaped.adopted else ""
             yield f"{removed}  workspace {reaped.workspace} {reaped.tree}  expired{saved}{stays}"
+    for copy in collection.copies:
+        age = f"{copy.age_seconds / 86_400:.1f}d old"
+        yield f"LEFT BEHIND  copy {copy.place}: {copy.left}" if copy.left else f"{removed}  copy {copy.place}  {age}"
+    if collection.artifacts_fault is not None:
+        yield f"not looked at: {collection.artifacts_fault}"
     yield f"{collection.count} {removed}, {size(collection.bytes)}" if collection.count else f"nothing {removed}"

@@ -71,5 +71,8 @@ def _lines(recovery: Recovery) -> Iterator[str]:
     for what in recovery.unknown:
         yield f"LEFT ALONE  {what.kind} {what.id}: {what.why}"
         yield from (f"  there    {place}" for place in (what.directory, *what.there) if place is not None)
-    if recovery.clean and not recovery.runs and not recovery.strays and not recovery.workspaces:
+    yield from (f"{run}: its files are sent" for run in recovery.sent)
+    yield from (f"UNSENT  {one.run}: {one.why}" for one in recovery.unsent)
+    idle = not any((recovery.runs, recovery.strays, recovery.workspaces, recovery.sent, recovery.unsent))
+    if recovery.clean and idle:
         yield "nothing to recover"

@@ -65,15 +65,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace, out: Output) -> int:
-    import trio
-
     from runner.core.settings import current
-    from runner.ops.runs import history
 
     settings = current()
     if (server := remote.server_of(args, settings)) is not None:
         return remote.runs(args, settings, server, out)
     if args.what == "cancel":
+        import trio
+
         from runner.ops.runs.cancel import cancel_run
 
         out.line(f"run {trio.run(cancel_run, settings, args.run)} was told to stop")
@@ -82,9 +81,9 @@ def main(args: Namespace, out: Output) -> int:
         _list.show(args, settings, out)
         return 0
     if args.what == "compare":
-        _show.compare([trio.run(history.find_run, settings, run) for run in args.runs], args.output, out)
+        _show.compare([_find(run, args.what, settings, out) for run in args.runs], args.output, out)
         return 0
-    stored = trio.run(partial(history.find_run, settings, args.run))
+    stored = _find(args.run, args.what, settings, out)
     match args.what:
         case what if what in _deliver.VERBS:
             _deliver.deliver(stored, args, settings, out)
@@ -97,8 +96,32 @@ def main(args: Namespace, out: Output) -> int:
         case "logs":
             _logs.show(stored, args, settings, out)
         case "patch":
-            _logs.print_file(history.patch_of(stored), out)
+            from runner.ops.runs.history import patch_of
+
+            _logs.print_file(patch_of(stored), out)
     return 0
+
+
+def _find(run: str, what: str, settings: Settings, out: Output) -> StoredRun:
+    """Find a run, and bring what a verb needs of one of another host here; what can be shown without is shown."""
+    import trio
+
+    from runner.cli.signals import run_cancellable
+    from runner.core.errors import RunnerError
+    from runner.ops.runs.fetched import read_back
+    from runner.ops.runs.history import find_run
+
+    stored = trio.run(find_run, settings, run)
+    if what == "network" or settings.artifacts is None:
+        return stored
+    try:
+        run_cancellable(partial(read_back, stored, settings, whole=what in _deliver.VERBS))
+    except RunnerError as error:
+        if what not in ("attach", "compare", "show"):
+            raise
+        error.severity = "warning"
+        out.findings([error])
+    return stored
 
 
 def _attach(stored: StoredRun, args: Namespace, settings: Settings, out: Output) -> int:

@@ -141,11 +141,11 @@ def _open(record: RunRecord, settings: Settings, out: Output) -> None:
     from runner.artifacts.layout import write
     from runner.cli.verbs._show import page
     from runner.core.sanitize import sanitize
-    from runner.ops.runs.history import StoredRun
+    from runner.ops.runs.history import locate
     from runner.ops.runs.page import PAGE
 
     place = run_directory(settings.home, record.id) / PAGE
-    write(place, page(StoredRun(record, place.parent), settings).rstrip("\n"))
+    write(place, page(locate(settings, record), settings).rstrip("\n"))
     if not settings.has_browser or not webbrowser.open(place.as_uri()):
         out.complain(sanitize(f"page: {place}", 1_000))
 

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 
+import trio
+
 import runner.agents
 import runner.providers
 from runner import DISTRIBUTION
+from runner.artifacts.stores import open_artifacts
 from runner.core import plugins
-from runner.core.settings import Settings
+from runner.core.errors import RunnerError
+from runner.core.home import UNSENT
+from runner.core.settings import Settings, without_secrets
 from runner.git import open_git
 from runner.ops.host import image
 from runner.ops.host.keys import AgentKey, agent_keys
@@ -31,6 +36,16 @@ class OtherPlugin:
 
 
 @dataclass(frozen=True)
+class ArtifactHealth:
+    """Result of writing, reading, listing and removing an object; ``unsent`` counts runs of this home."""
+
+    url: str
+    problem: str | None
+    hint: str | None
+    unsent: int
+
+
+@dataclass(frozen=True)
 class Health:
     probes: tuple[Probe, ...]
     git: str
@@ -41,6 +56,7 @@ class Health:
     clis: tuple[str, ...]  # the agents whose CLIs this user has
     proxies: tuple[str, ...]  # the variables that name a proxy
     plugins: tuple[OtherPlugin, ...] = ()  # of other distributions
+    artifacts: ArtifactHealth | None = None  # of the store that RUNNER_ARTIFACTS names
     remedy: str | None = None  # commands that let ``local`` make its sandboxes, when it is AppArmor that does not
 
     @property
@@ -55,6 +71,22 @@ def other_plugins() -> Iterator[OtherPlugin]:
         for one in plugins.registered(room).values():
             problem = one.problem or str(plugins.problem_of(room, one.name) or "")
             yield OtherPlugin(word, one.name, str(one), problem or None)
+
+
+async def examine_artifacts(settings: Settings) -> ArtifactHealth | None:
+    """Try the store of artifacts; ``None`` where there is none."""
+    if settings.artifacts is None:
+        return None
+    unsent = len([*(settings.home / UNSENT).glob("*")])
+    try:
+        store = open_artifacts(settings.artifacts)
+    except RunnerError as error:
+        return ArtifactHealth(without_secrets(settings.artifacts), error.message, error.hint, unsent)
+    try:
+        await trio.to_thread.run_sync(store.check, abandon_on_cancel=True)
+    except RunnerError as error:
+        return ArtifactHealth(store.url, error.message, error.hint, unsent)
+    return ArtifactHealth(store.url, None, None, unsent)
 
 
 async def examine(settings: Settings) -> Health:
@@ -75,5 +107,6 @@ async def examine(settings: Settings) -> Health:
         clis=tuple(key.agent for key in keys if has_cli(key.agent, settings)),
         proxies=tuple(sorted(name for name in settings.reach if name.lower().endswith("_proxy"))),
         plugins=tuple(other_plugins()),
+        artifacts=await examine_artifacts(settings),
         remedy=bwrap.profile() if any(probe.hint == bwrap.APPARMOR for probe in probes) else None,
     )

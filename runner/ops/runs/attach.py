@@ -19,9 +19,17 @@ LOOK = 0.2  # seconds between looks at the runner and the clock
 
 
 async def follow(
-    run: str, store: Reader, sinks: Sequence[Sink], control: RunCancellation, *, is_lost: Callable[[], Awaitable[bool]]
+    run: str,
+    store: Reader,
+    sinks: Sequence[Sink],
+    control: RunCancellation,
+    *,
+    is_lost: Callable[[], Awaitable[bool]],
+    arrive: Callable[[Recorded], Awaitable[None]] | None = None,
 ) -> RunRecord:
     """Pass every event of a run to the sinks, from first to last, and return its record.
+
+    ``arrive`` waits, before an event is passed on, for what belongs to it.
 
     Raises ``RunUnfinished`` when the run has lost its runner, as ``is_lost`` says, when it has not ended by its
     deadline and stop budget, or when ``control`` stops the wait. The run itself goes on.
@@ -48,6 +56,8 @@ async def follow(
             async with open_services() as services, aclosing(store.watch(run)) as events:
                 services.start_soon(look)
                 async for recorded in events:
+                    if arrive is not None:
+                        await arrive(recorded)
                     tell(recorded)
                     if record.ended is not None:
                         return record

@@ -32,7 +32,7 @@ from runner.core.errors import (
     UsageError,
     Withheld,
 )
-from runner.core.home import SCRATCH, private_repository
+from runner.core.home import SCRATCH
 from runner.core.model import Status
 from runner.core.settings import Settings
 from runner.events.events import SnapshotPublished
@@ -183,7 +183,7 @@ def _published(stored: StoredRun, settings: Settings, *, unverified: bool) -> tu
         raise RunUnfinished(f"run `{record.id}` has not ended", hint=hint)
     if record.violations or (record.saved_work is not None and record.saved_work.withheld):
         raise _withheld(stored)
-    repository = private_repository(settings.home, record.id)
+    repository = stored.repository
     if record.snapshot is None:
         raise NothingPublished(f"run `{record.id}` published no snapshot", hint=f"runner runs show {record.id}")
     if not repository.is_dir():

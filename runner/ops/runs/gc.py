@@ -17,7 +17,7 @@ from msgspec import Struct
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.core.clock import now_microseconds
 from runner.core.errors import RunnerError
-from runner.core.home import LAYERS, MIRRORS, SANDBOXES, run_directory
+from runner.core.home import FETCHED, LAYERS, MIRRORS, SANDBOXES, run_directory
 from runner.core.model import Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -28,6 +28,7 @@ from runner.lifecycle.pool import PREFIX
 from runner.ops.host.state import has_history, open_state
 from runner.ops.planning.facts import usable_providers
 from runner.ops.planning.uploads import MANIFESTS, PLANS
+from runner.ops.runs.collect_copies import StoredCopy, collect_copies
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
 from runner.ops.webhooks import INCIDENTS
@@ -71,6 +72,7 @@ class Collection(Struct, frozen=True, kw_only=True):
     """Result of a collection: ``found`` has everything stale, temporary or of impossible age, ``reaped`` the expired
     workspaces.
 
+    ``copies`` are of old runs, in the store of artifacts, unless ``artifacts_fault`` says why nobody could look.
     ``clock`` says why ages were not trusted, and ``unknown`` what the store does not know; in both cases nothing is
     examined.
     """
@@ -78,22 +80,28 @@ class Collection(Struct, frozen=True, kw_only=True):
     found: tuple[StoredItem, ...]
     dry_run: bool
     reaped: tuple[ReapedWorkspace, ...] = ()
+    copies: tuple[StoredCopy, ...] = ()
+    artifacts_fault: str | None = None
     clock: str | None = None
     unknown: tuple[Unrecorded, ...] = ()
 
     @property
     def bytes(self) -> int:
-        return sum(kept.bytes for kept in self.found if kept.verdict.goes and kept.left is None)
+        gone = sum(kept.bytes for kept in self.found if kept.verdict.goes and kept.left is None)
+        return gone + sum(copy.bytes for copy in self.copies)
 
     @property
     def count(self) -> int:
         """Count what is removed, or would be."""
         gone = [kept for kept in self.found if kept.verdict.goes and kept.left is None]
-        return len(gone) + sum(reaped.left is None for reaped in self.reaped)
+        copies = [copy for copy in self.copies if copy.left is None]
+        return len(gone) + len(copies) + sum(reaped.left is None for reaped in self.reaped)
 
     @property
     def clean(self) -> bool:
         if self.unknown or any(kept.verdict is GcVerdict.UNKNOWN for kept in self.found):
+            return False
+        if self.artifacts_fault is not None or any(copy.left is not None for copy in self.copies):
             return False
         return all(kept.left is None for kept in self.found) and all(r.left is None or r.in_use for r in self.reaped)
 
@@ -120,12 +128,16 @@ async def collect(settings: Settings, *, dry_run: bool) -> Collection:
             own = {row.id for row in await store.workspaces() if row.run is None}
             owned = [h for name in usable_providers() for h in await deps.provider(name).list_owned(deps.nonce)]
             handles = [handle for handle in owned if handle.id not in own and not handle.id.startswith(PREFIX)]
-            found = _look(settings, await store.runs(), handles, await store.now())
+            rows, now = await store.runs(), await store.now()
+            found = _look(settings, rows, handles, now)
             said = (GcVerdict.CLOCK, GcVerdict.UNKNOWN)
             shown = [k for k in found if k.verdict.goes or k.verdict in said or k.kind == "temporary"]
             done = shown if dry_run else [await _collected(kept, settings, handles, deps, store) for kept in shown]
             reaped = await reap(env, dry_run=dry_run)
-    return Collection(found=tuple(done), dry_run=dry_run, reaped=tuple(reaped))
+            copies, fault = await collect_copies(settings, rows, now, dry_run=dry_run)
+    return Collection(
+        found=tuple(done), dry_run=dry_run, reaped=tuple(reaped), copies=tuple(copies), artifacts_fault=fault
+    )
 
 
 def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle], now: int) -> list[StoredItem]:
@@ -165,6 +177,7 @@ def _look(settings: Settings, rows: Sequence[RunRow], handles: Sequence[Handle],
     found += [kept("manifest", p, None, _touched([p])) for p in sorted(home.glob("triage/*.runner.yaml"))]
     found += [kept("manifest", p, None, _touched([p])) for p in sorted(home.glob(f"{MANIFESTS}/*"))]
     found += [kept("incident", p, None, _touched([p])) for p in sorted(home.glob(f"{INCIDENTS}/*"))]
+    found += [kept("fetched", p, None, _touched([p])) for p in sorted(home.glob(f"{FETCHED}/*"))]
     found += [kept("plan", p, None, _touched([p])) for p in sorted(home.glob(f"{PLANS}/*.json"))]
     mirrors = [p for p in sorted(home.glob("mirrors/*")) if p.is_dir()]
     found += [kept("mirror", p, None, mirror.last_used(p)) for p in mirrors]

@@ -9,8 +9,9 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from runner.artifacts.stored_plan import FILE as PLAN
 from runner.core.errors import StoreDamaged, UnknownRun, nearest
-from runner.core.home import run_directory
+from runner.core.home import FETCHED, private_repository, run_directory
 from runner.core.model import Reason, Status
 from runner.core.settings import Settings
 from runner.events.record import RunRecord, replay
@@ -21,10 +22,14 @@ from runner.report.run_files import used
 
 
 class StoredRun(Struct, frozen=True):
-    """A run's record, and the directory with its files."""
+    """A run's record, the directory with its files, and its private repository.
+
+    For a run of another host these are where ``read_back`` puts them.
+    """
 
     record: RunRecord
     directory: Path
+    repository: Path
 
 
 TIMED_OUT = "timed-out"  # how a listing calls a run that failed because its time was over
@@ -130,7 +135,27 @@ async def find_run(settings: Settings, run: str) -> StoredRun:
         raise StoreDamaged(f"the events of run `{row.id}` do not fit together", hint="run `runner recover`") from error
     if record.ended is None and lost:
         record.status = Status.LOST
-    return StoredRun(record, run_directory(settings.home, row.id))
+    return locate(settings, record)
+
+
+def locate(settings: Settings, record: RunRecord) -> StoredRun:
+    """Return a run with the places of its files."""
+    home, directory = settings.home, directory_of(settings, record.id)
+    here = directory == run_directory(home, record.id)
+    repository = private_repository(home, record.id) if here else directory.with_name("repository.git")
+    return StoredRun(record, directory, repository)
+
+
+def directory_of(settings: Settings, run: str) -> Path:
+    """Return the directory with the files of a run, as far as they are on this host."""
+    if settings.artifacts is None or is_here(settings, run):
+        return run_directory(settings.home, run)
+    return settings.home / FETCHED / run / "files"
+
+
+def is_here(settings: Settings, run: str) -> bool:
+    """Tell whether a run was started in this home, and its files are still here."""
+    return (run_directory(settings.home, run) / PLAN).exists()
 
 
 def logs_of(stored: StoredRun, step: str | None) -> list[Path]:

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from runner.artifacts.export import MAX_FILE_BYTES, list_files
 from runner.artifacts.run_files import read_account
 from runner.core.errors import HostileTree, UnknownCommit
-from runner.core.home import private_repository
 from runner.core.model import Status
 from runner.core.settings import Settings
 from runner.events.events import with_texts
@@ -68,7 +67,7 @@ def _read(stored: StoredRun, settings: Settings, *, archived: bool) -> RunConten
         printed={name: lines for name in record.steps if (lines := _printed(stored, name, header.agent)).lines},
         commands=[*islice(commands_of(header.agent, directory), _COMMANDS)],
         patch=_patch(record, directory),
-        cited=[*_cited(result.report or "", _Sources(record, header.incident, directory, settings))],
+        cited=[*_cited(result.report or "", _Sources(stored, header.incident, settings))],
         files=None if archived else [*_files(directory)],
     )
     return with_texts(contents, make_redactor(settings).text)
@@ -107,11 +106,12 @@ def _patch(record: RunRecord, directory: Path) -> Excerpt:
 class _Sources:
     """The files that a report can cite, as they are now: of the incident, the output, and the commit of the run."""
 
-    def __init__(self, record: RunRecord, incident: Path | None, directory: Path, settings: Settings) -> None:
-        seen = {"/output": directory / "output"} | ({"/incident": incident} if incident is not None else {})
+    def __init__(self, stored: StoredRun, incident: Path | None, settings: Settings) -> None:
+        record = stored.record
+        seen = {"/output": stored.directory / "output"} | ({"/incident": incident} if incident is not None else {})
         self._evidence = Evidence(seen)
         self._git = open_git(settings)
-        self._repository = private_repository(settings.home, record.id)
+        self._repository = stored.repository
         self._commit = record.snapshot.commit if record.snapshot is not None else record.base
 
     def texts(self, path: str) -> Iterator[str]:

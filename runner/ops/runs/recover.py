@@ -31,8 +31,10 @@ from runner.ops.host.liveness import Liveness, read_liveness
 from runner.ops.host.state import has_history, open_state
 from runner.ops.planning.facts import usable_providers
 from runner.ops.pool.pool import clear_left
+from runner.ops.runs.artifact_copy import Unsent, send_unsent
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.output_copy import copy_output
+from runner.ops.runs.telemetry import tell_again
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
 from runner.ops.workspaces.maintenance import CompletedChange, complete_changes, sweep
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
@@ -52,7 +54,8 @@ class Recovery(Struct, frozen=True, kw_only=True):
     """Result of a recovery, or with ``dry_run`` its forecast; ``strays`` are directories of runs that never started.
 
     ``workspaces`` were held outside of runs, or kept warm, by a process that died. ``unknown`` is what the store does
-    not know, and is left alone; ``damage`` is what is wrong with the store itself.
+    not know, and is left alone; ``damage`` is what is wrong with the store itself. ``sent`` are runs whose files went
+    to the store of artifacts now, ``unsent`` the first that did not.
     """
 
     runs: tuple[Recovered, ...]
@@ -61,10 +64,12 @@ class Recovery(Struct, frozen=True, kw_only=True):
     workspaces: tuple[CompletedChange, ...] = ()
     unknown: tuple[Unrecorded, ...] = ()
     damage: str | None = None
+    sent: tuple[str, ...] = ()
+    unsent: tuple[Unsent, ...] = ()
 
     @property
     def clean(self) -> bool:
-        if self.unknown or self.damage is not None:
+        if self.unknown or self.damage is not None or (self.unsent and not self.dry_run):
             return False
         return not any(run.left for run in self.runs) and all(one.left is None for one in self.workspaces)
 
@@ -80,11 +85,13 @@ async def recover_store(settings: Settings, run: str | None, *, dry_run: bool) -
                 recovery = await recover_runs(settings, store, deps, usable_providers(), run, dry_run=dry_run)
                 if run is not None:
                     return recovery
+                sent, unsent = await send_unsent(settings, store, dry_run=dry_run)
                 env = WorkspaceEnv(settings=settings, store=store, deps=deps)
                 unknown = {one.id for one in recovery.unknown}
                 workspaces = await complete_changes(env, unknown, dry_run=dry_run)
                 workspaces += await clear_left(env, dry_run=dry_run)
                 strays = (*recovery.strays, *await sweep(env, unknown, dry_run=dry_run))
+                recovery = replace(recovery, sent=tuple(sent), unsent=tuple(unsent))
                 return replace(recovery, workspaces=tuple(workspaces), strays=strays)
     except StoreDamaged as error:
         unknown_now = await find_unrecorded(None, None, settings)
@@ -117,6 +124,8 @@ async def recover_runs(
             async with _holding(row.id, paths.directory, dry_run):
                 own = [handle for handle in handles if handle.id.rpartition("-")[0] == row.id]
                 done += await _recover(row, paths, store, deps, own, dry_run=dry_run, host=host)
+            if row.ended is None and not dry_run:
+                await tell_again(settings, store, row.id)
         except RunUnfinished:
             if run is not None:
                 raise

@@ -45,12 +45,15 @@ from runner.ops.planning.plan_inputs import (
     read_plan_inputs,
 )
 from runner.ops.planning.refusals import refuse
+from runner.ops.runs.artifact_copy import open_copies
 from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
+from runner.ops.runs.fetched import read_back
 from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.messages import check_messages, telling
 from runner.ops.runs.previous_attempt import load_previous_attempt
 from runner.ops.runs.secret_values import resolve_secrets
 from runner.ops.runs.start import RunHandle, StartedRuns, ended_with
+from runner.ops.runs.telemetry import open_telemetry
 from runner.plan.keys import digests
 from runner.plan.model import Json, RunPlan, Step
 from runner.ports.sink import Sink
@@ -121,7 +124,8 @@ async def start_resumed_in(
     advise: Advise = ignore,
 ) -> AsyncIterator[RunHandle]:
     """Do what ``start_resumed`` does, with an open store and its dependencies."""
-    async with _holding(resuming.resumption.kept):
+    telemetry, sending = open_telemetry(settings, advise), open_copies(settings, store, deps.redact)
+    async with _holding(resuming.resumption.kept), telemetry as telling_of, sending as copies:
         plan, digest = resuming.plan, resuming.planned.plan.digest
         await refuse(resuming.planned, [plan], settings, deps, reused=resuming.resumption.reused)
         paths = RunPaths(settings.home, run_id(secrets.token_bytes(8)))
@@ -135,7 +139,7 @@ async def start_resumed_in(
         )
 
         async def carry_on() -> None:
-            async with telling(plan, values[plan.name], settings, advise) as tell:
+            async with telling(plan, values[plan.name], settings, advise) as tell, copies.of(plan, paths) as copy:
                 try:
                     handle.record = await execute_run(
                         replace(plan, values={**plan.values, "outputs": resuming.outputs}),
@@ -143,7 +147,7 @@ async def start_resumed_in(
                         id=paths.run,
                         paths=paths,
                         deps=deps,
-                        append=event_writer(store, [files, *sinks, handle.sink, tell], deps.redact),
+                        append=event_writer(store, [files, copy, *sinks, *telling_of, handle.sink, tell], deps.redact),
                         control=handle.control,
                         manifests=str(resuming.planned.path.resolve()),
                         resumption=resuming.resumption,
@@ -152,6 +156,7 @@ async def start_resumed_in(
                 except RunOver:
                     handle.record = replay(paths.run, await store.events(paths.run))
                 files.write_record(handle.record)
+            copy.finish(handle.record)
             handle.ended.set()
 
         async with ended_with(StartedRuns({plan.name: handle}), store, carry_on):
@@ -187,6 +192,7 @@ async def plan_resume(
     and what planning raises.
     """
     _check_ended(stored.record)
+    await read_back(stored, settings)
     inputs = read_plan_inputs(stored.directory, stored.record)
     if path is None and inputs.manifests.name == STDIN.name:
         message = f"the manifests of run `{stored.record.id}` were standard input, which is gone"
@@ -263,9 +269,10 @@ def _check_ended(record: RunRecord) -> None:
 
 
 async def _source(stored: StoredRun, settings: Settings) -> StoredRun:
-    """Find the newest run that did work, or took all of it over."""
+    """Find the newest run that did work, or took all of it over, with its files on this host."""
     while stored.record.resumes is not None and not _has_work(stored.record):
         stored = await find_run(settings, stored.record.resumes)
+    await read_back(stored, settings, whole=True)
     return stored
 
 
@@ -356,7 +363,7 @@ async def _kept(source: StoredRun, resuming: ResumePlan, settings: Settings) -> 
     record = source.record
     assert record.saved_work is not None  # or nothing would be reused
     assert record.saved_work.commit is not None
-    repository = RunPaths(settings.home, record.id).repository
+    repository = source.repository
     snapshot = record.snapshot if "snapshot" in resuming.resumption.reused else None
     kept = ResumeSource(
         repository=repository,

@@ -36,11 +36,13 @@ from runner.ops.planning.make_plan import PlanResult
 from runner.ops.planning.plan_inputs import plan_inputs_of
 from runner.ops.planning.refusals import outside_of, refuse
 from runner.ops.planning.stored_projects import RECORD
+from runner.ops.runs.artifact_copy import open_copies
 from runner.ops.runs.attach import follow
 from runner.ops.runs.cancel import heed_requests
 from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
 from runner.ops.runs.messages import check_messages, telling
 from runner.ops.runs.secret_values import make_redactor, resolve_secrets
+from runner.ops.runs.telemetry import open_telemetry
 from runner.ops.workspaces.maintenance import reaping
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.plan.graph import Graph
@@ -186,21 +188,20 @@ async def start_in(
     await _record_projects(planned, store)
     most = settings.max_workspaces
     everything = trio.CapacityLimiter(_room(planned.plan.runs, most - len(await store.workspaces())))
+    digest, rehearsal, manifests = planned.plan.digest, deps.gateway.rehearsal, str(planned.path.resolve())
     groups = {plan.group: trio.CapacityLimiter(plan.max_parallel or most) for plan in planned.plan.runs}
 
     async def one(name: str) -> None:
         handle = handles[name]
-        plan = handle.plan
+        plan, paths = handle.plan, RunPaths(settings.home, handle.id)
         telling_all = telling(plan, values[name], settings, advise)
-        async with groups[plan.group], everything, telling_all as tell:
-            paths = RunPaths(settings.home, handle.id)
+        async with groups[plan.group], everything, telling_all as tell, copies.of(plan, paths) as copy:
             files = RunFiles(paths.directory, deps.redact.text)
-            append = event_writer(store, [files, *sinks, handle.sink, tell], deps.redact)
-            digest, rehearsal, manifests = planned.plan.digest, deps.gateway.rehearsal, str(planned.path.resolve())
+            append = event_writer(store, [files, copy, *sinks, *telling_of, handle.sink, tell], deps.redact)
             try:
                 begin: Callable[..., Awaitable[RunRecord]]
+                outputs: dict[str, dict[str, object]] = {}
                 if blocker := _blocked(handle, handles):
-                    outputs: dict[str, dict[str, object]] = {}
                     begin = partial(record_skipped_run, plan, reason=blocker, rehearsal=rehearsal)
                 else:
                     outputs = outputs_for(plan, handles, settings)
@@ -215,18 +216,27 @@ async def start_in(
                 files.write_record(record)
             except RunExists as taken:
                 files.discard()
+                copy.discard()
                 advise(Attached(f"{taken.message}: attached to it, nothing is started"))
-                handle.attach(taken.run)
-                lost = partial(is_run_lost, store, settings.home, taken.run)
-                record = await follow(taken.run, store, sinks, handle.control, is_lost=lost)
+                record = await _attach(handle, taken.run, settings, sinks)
+            copy.finish(record)
             handle.end(record)
 
     started = StartedRuns(handles)
     needs = {plan.name: plan.needs for plan in planned.plan.runs}
-    async with ended_with(started, store, partial(execute, Graph(needs), one)):
+    sending, work = open_copies(settings, store, deps.redact), partial(execute, Graph(needs), one)
+    telemetry = open_telemetry(settings, advise)
+    async with telemetry as telling_of, sending as copies, ended_with(started, store, work):
         yield started
     records = [handle.record for handle in handles.values() if handle.record is not None]
     write_comparisons([read_account(record, run_directory(settings.home, record.id)) for record in records])
+
+
+async def _attach(handle: RunHandle, run: str, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
+    """Follow the earlier run that has the key of this one, to its end."""
+    handle.attach(run)
+    lost = partial(is_run_lost, handle.store, settings.home, run)
+    return await follow(run, handle.store, sinks, handle.control, is_lost=lost)
 
 
 @asynccontextmanager

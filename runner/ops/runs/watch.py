@@ -13,6 +13,7 @@ from runner.events.record import RunRecord
 from runner.ops.host.liveness import is_run_lost
 from runner.ops.host.state import read_state
 from runner.ops.runs.attach import follow
+from runner.ops.runs.fetched import following
 from runner.ops.runs.history import StoredRun
 from runner.plan.model import RunPlan
 from runner.ports.sink import Sink
@@ -28,9 +29,11 @@ async def watch(stored: StoredRun, settings: Settings, sinks: Sequence[Sink]) ->
     run = stored.record.id
     plan = planned(stored)
     stop_budget = (plan.stop_budget_seconds if plan is not None else 0.0) + _LATE
-    async with read_state(settings) as store:
+    async with read_state(settings) as store, following(stored, settings) as follower:
         lost = partial(is_run_lost, store, settings.home, run)
-        return await follow(run, store, sinks, RunCancellation(stop_budget_seconds=stop_budget), is_lost=lost)
+        control = RunCancellation(stop_budget_seconds=stop_budget)
+        arrive = follower.arrive if follower is not None else None
+        return await follow(run, store, sinks, control, is_lost=lost, arrive=arrive)
 
 
 def planned(stored: StoredRun) -> RunPlan | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 
 import trio
 
 from runner.artifacts.run_files import read_account
+from runner.core.errors import RunnerError
 from runner.core.model import Status
 from runner.core.settings import Settings
 from runner.events.record import RunRecord, fold
+from runner.ops.runs.fetched import read_back
 from runner.ops.runs.header import header_of
 from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.page import read_page
@@ -83,6 +86,8 @@ async def _run(visit: Visit) -> Page:
     settings = visit.server.env.settings
     row = await visible(visit.call())
     stored = await find_run(settings, row.id)
+    with suppress(RunnerError):  # what the journal has is shown all the same
+        await read_back(stored, settings)
     record = stored.record
     if record.status is Status.RUNNING:
         live = await trio.to_thread.run_sync(LiveRun, stored, settings)

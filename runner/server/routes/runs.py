@@ -18,10 +18,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from runner.artifacts.export import list_files
 from runner.client.values import Artifact, Artifacts, Logs, NewRuns, Run, RunListing, Runs, StartedRun, StartedRuns
-from runner.core.errors import UnknownRun
+from runner.core.errors import RunnerError, UnknownRun
 from runner.core.model import Status
 from runner.core.sanitize import excerpt
 from runner.ops.host.liveness import is_lost
+from runner.ops.runs.fetched import read_back
 from runner.ops.runs.header import header_of
 from runner.ops.runs.history import DEADLINE, TIMED_OUT, StoredRun, find_run, logs_of, state_of
 from runner.ops.runs.secret_values import make_redactor
@@ -107,18 +108,26 @@ async def _stored(call: Call) -> StoredRun:
     return await find_run(call.server.env.settings, (await visible(call)).id)
 
 
+async def _with_files(call: Call, *, whole: bool = False) -> StoredRun:
+    stored = await _stored(call)
+    await read_back(stored, call.server.env.settings, whole=whole)
+    return stored
+
+
 async def _get(call: Call) -> Json:
     return record_document((await _stored(call)).record)
 
 
 async def _report(call: Call) -> Reply:
     stored = await _stored(call)
+    with suppress(RunnerError):  # the record is all there
+        await read_back(stored, call.server.env.settings)
     return Reply(value=render_run(stored.record, stored.directory))
 
 
 async def _artifacts(call: Call) -> Artifacts:
     """List the regular files that a run has left, as far as they are written."""
-    directory = (await _stored(call)).directory
+    directory = (await _with_files(call, whole=True)).directory
 
     def look() -> list[Artifact]:
         return [
@@ -130,7 +139,7 @@ async def _artifacts(call: Call) -> Artifacts:
 
 async def _artifact(call: Call) -> PieceStream:
     """Send a file with every secret that this host knows redacted."""
-    stored, name = await _stored(call), call.path["name"]
+    stored, name = await _with_files(call, whole=True), call.path["name"]
     try:
         file = open_beneath(stored.directory, name)
     except (OSError, ValueError) as error:
@@ -150,7 +159,7 @@ async def _artifact(call: Call) -> PieceStream:
 
 
 async def _logs(call: Call) -> PieceStream:
-    stored = await _stored(call)
+    stored = await _with_files(call)
     step = None if call.query.step is UNSET else call.query.step
     return PieceStream(_printed(stored, logs_of(stored, step), headed=step is None))
 

@@ -64,7 +64,7 @@ async def test_the_source_is_the_one_of_the_plan(ran: Project) -> None:
 
     assert source_of(stored) == ran.folder / "repo"
     (stored.directory / "plan.json").unlink()
-    assert source_of(StoredRun(stored.record, stored.directory)) is None
+    assert source_of(StoredRun(stored.record, stored.directory, stored.repository)) is None
 
 
 def test_an_error_comes_out_as_itself() -> None:

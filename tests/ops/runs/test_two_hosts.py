@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import time
 from contextlib import closing
@@ -187,3 +188,25 @@ def test_a_run_without_a_runner_is_not_waited_for(hosts: tuple[Project, Project]
         refused = here.runner("runs", "cancel", run)
 
         assert (refused.code, f"`runner recover {run}` ends it" in refused.err) == (5, True)
+
+
+@pytest.mark.scenario("BEY-20", only="several hosts share one PostgreSQL store")
+@pytest.mark.slow
+def test_a_host_that_was_paused_until_another_ended_its_run_writes_nothing_afterwards(
+    hosts: tuple[Project, Project],
+) -> None:
+    here, there = hosts
+    with run_in_agent(here) as (runner, run):
+        os.killpg(runner.pid, signal.SIGSTOP)
+        try:
+            stop_hearts(here)
+            ended = there.runner("recover", run)
+            before = there.json("runs", "show", run)
+        finally:
+            os.killpg(runner.pid, signal.SIGCONT)
+        runner.send_signal(signal.SIGTERM)
+        _, said = runner.communicate(timeout=60)
+
+        assert f"{run} work: unknown" in ended.out
+        assert runner.returncode != 0, said
+        assert there.json("runs", "show", run) == before

@@ -1,0 +1,251 @@
+"""Hosts that share PostgreSQL and S3: what runs on one is read, followed, cancelled, continued elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.ops.runs.test_recover import AGENT, kill, run_in_agent
+from tests.support.artifact_stores import KEYS, bucket, client, s3_url
+from tests.support.folder_contents import folder
+from tests.support.git_servers import free_port
+from tests.support.needs import POSTGRES
+from tests.support.situations import Project, git, leftovers, step
+
+pytestmark = [POSTGRES.mark, pytest.mark.slow]
+SHARED = pytest.mark.scenario("BEY-20", only="artifacts in S3 or a folder that hosts share")
+WORK = """
+echo work > made
+echo told > "$RUNNER_OUTPUT/report.md"
+echo "the agent has worked"
+"""
+
+
+@pytest.fixture(params=["s3", "file"])
+def hosts(request: pytest.FixtureRequest, project: Project) -> tuple[Project, Project]:
+    """Two hosts with a repository that both can reach; nothing else on the disk is shared but the folder."""
+    return _hosts(project, request.param)
+
+
+@pytest.fixture
+def on_s3(project: Project) -> tuple[Project, Project]:
+    return _hosts(project, "s3")
+
+
+def _hosts(project: Project, kind: str) -> tuple[Project, Project]:
+    from tests.support.postgres import fresh_url
+
+    share = s3_url(bucket()) if kind == "s3" else f"file://{folder(project.home / 'share')}"
+    project.env |= {"RUNNER_DATABASE_URL": fresh_url(), "RUNNER_ARTIFACTS": share, **KEYS}
+    return project, replace(project, home=folder(project.home / "other"), env=dict(project.env))
+
+
+def started(here: Project, script: str, **more: str) -> str:
+    """The id of a run that has ended."""
+    here.script(script, **{"workspace": "repo_source: {type: local, path: repo}", "run": "snapshot: {}"} | more)
+    here.runner("apply", str(here.folder))
+    return str(here.json("runs", "list", "--all")[0]["id"])
+
+
+def lose(host: Project) -> None:
+    """Take the disk of a host away."""
+    (host.home / "state").rename(host.home / "away")
+
+
+@SHARED
+def test_what_a_run_left_is_read_and_delivered_on_another_host(
+    hosts: tuple[Project, Project], repository: Path, tmp_path: Path
+) -> None:
+    here, there = hosts
+    run = started(here, WORK)
+    lose(here)
+
+    shown, logs = there.runner("runs", "show", run), there.runner("runs", "logs", run, "agent")
+    patch, delivered = there.runner("runs", "patch", run), there.runner("runs", "branch", run, "--unverified")
+    exported = there.runner("runs", "export", run, "--to", str(tmp_path / "it.tar.gz"))
+
+    assert shown.code == 0
+    assert "  copy       " in shown.out
+    assert "the agent has worked" in logs.out
+    assert "+work" in patch.out
+    assert delivered.code == 0, delivered.err
+    assert git(repository, "show", f"runner/{run}:made") == "work"
+    assert exported.code == 0, exported.err
+    with tarfile.open(tmp_path / "it.tar.gz") as archive:
+        assert {f"run-{run}/{name}" for name in ("output/report.md", "plan.json", "work.patch")} <= {
+            *archive.getnames()
+        }
+    assert not (there.home / "state" / "runs" / run).exists(), "nothing there looks as if it had run there"
+    assert there.runner("recover").out == "nothing to recover\n"
+
+
+@SHARED
+def test_a_run_is_followed_while_it_lives_and_cancelled_from_another_host(on_s3: tuple[Project, Project]) -> None:
+    here, there = on_s3
+    here.script("echo work > made\nfor i in 1 2 3; do echo step $i; sleep 1; done\nsleep 300")
+    with run_in_agent(here) as (runner, run):
+        follower = there.start("runs", "logs", run, "--follow")
+        assert follower.stdout is not None
+        seen = [follower.stdout.readline() for _ in range(4)]
+        assert there.runner("runs", "cancel", run).code == 0
+        _, said = follower.communicate(timeout=60)
+        runner.wait(60)
+
+    assert seen == ["--- agent\n", "step 1\n", "step 2\n", "step 3\n"], said
+    assert there.json("runs", "list", "--all")[0]["status"] == "cancelled"
+    assert leftovers(here.home) == []
+    lose(here)
+    assert "step 3" in there.runner("runs", "logs", run, "agent").out
+
+
+@SHARED
+def test_who_attaches_elsewhere_sees_why_a_step_failed(on_s3: tuple[Project, Project], tmp_path: Path) -> None:
+    """The screen of a run elsewhere reads what was fetched: nothing of it is where runs of this host are."""
+    here, there = on_s3
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    here.script(f"echo it broke >&2; cat {gate}; exit 3", provider="process")
+    runner = here.start("apply", str(here.folder), "--output", "jsonl")
+    assert runner.stdout is not None
+    run = next(json.loads(line)["run"] for line in runner.stdout if "AgentStarted" in line)
+    follower = there.start("runs", "attach", run)
+    assert follower.stdout is not None
+    seen = [next(line for line in follower.stdout if "it broke" in line)]
+    gate.write_text("")
+    rest, said = follower.communicate(timeout=60)
+    runner.communicate(timeout=60)
+
+    assert seen == ["   | it broke\n"]
+    assert "✗ agent" in rest, said
+    assert "FAILED work at agent" in rest
+    assert "error[" not in said
+
+
+@SHARED
+def test_a_run_that_failed_is_continued_on_another_host(on_s3: tuple[Project, Project], repository: Path) -> None:
+    here, there = on_s3
+    run = started(here, WORK, run="snapshot: {}\nverify: {commands: [{run: [test, -e, never]}]}")
+    assert there.json("runs", "show", run)["status"] == "failed"
+    here.edit("never", "made")
+    lose(here)
+
+    resumed = there.runner("resume", run)
+
+    assert resumed.code == 0, resumed.out + resumed.err
+    record = there.record()
+    assert (record["resumes"], step(record, "agent")["reused"]) == (run, run)
+    assert "+work" in there.runner("runs", "patch", record["id"]).out
+
+
+@SHARED
+def test_no_run_is_lost_when_the_store_of_artifacts_is_away(on_s3: tuple[Project, Project], repository: Path) -> None:
+    here, there = on_s3
+    share = here.env["RUNNER_ARTIFACTS"]
+    here.env["RUNNER_ARTIFACTS"] = s3_url("none", free_port())
+    began = time.monotonic()
+    here.script(WORK, workspace="repo_source: {type: local, path: repo}", run="snapshot: {}")
+    done = here.runner("apply", str(here.folder))
+    run = here.json("runs", "list", "--all")[0]["id"]
+    record, shown = here.json("runs", "show", run), here.runner("runs", "show", run)
+
+    assert (done.code, time.monotonic() - began < 55) == (0, True), done.err
+    assert record["artifacts"] is None
+    assert [one["code"] for one in record["warnings"]] == ["artifacts.unreachable"]
+    assert "its files are on this host only" in shown.out
+    assert "its files are on this host only" in (here.directory(record) / "report.txt").read_text()
+    missing = there.runner("runs", "patch", run)
+    assert (missing.code, "its host has not sent them" in missing.err) == (6, True)
+    away = here.runner("recover")
+    assert (away.code, f"UNSENT  {run}" in away.out) == (7, True)
+
+    here.env["RUNNER_ARTIFACTS"] = share
+    assert here.runner("recover").out == f"{run}: its files are sent\n"
+    assert here.runner("recover").out == "nothing to recover\n"
+    assert "+work" in there.runner("runs", "patch", run).out
+    assert there.json("runs", "show", run)["artifacts"]["files"] > 5
+
+
+def test_what_an_apply_left_is_sent_by_the_next(on_s3: tuple[Project, Project], repository: Path) -> None:
+    here, there = on_s3
+    share = here.env.pop("RUNNER_ARTIFACTS")
+    run = started(here, WORK)
+    (here.home / "state" / "unsent").mkdir()
+    (here.home / "state" / "unsent" / run).touch()
+    here.env["RUNNER_ARTIFACTS"] = share
+
+    started(here, WORK)
+
+    assert "+work" in there.runner("runs", "patch", run).out
+    assert os.listdir(here.home / "state" / "unsent") == []
+
+
+@SHARED
+def test_a_run_whose_runner_was_killed_is_recovered_and_then_read_elsewhere(on_s3: tuple[Project, Project]) -> None:
+    here, there = on_s3
+    here.script(f"echo said\n{AGENT}")
+    with run_in_agent(here) as (runner, run):
+        follower = there.start("runs", "logs", run, "--follow")
+        assert follower.stdout is not None
+        assert [follower.stdout.readline(), follower.stdout.readline()] == ["--- agent\n", "said\n"]
+        follower.terminate()
+        follower.communicate()
+        kill(runner)
+
+        recovered = here.runner("recover")
+
+    assert f"{run}: its files are sent" in recovered.out
+    lose(here)
+    assert "+work" in there.runner("runs", "patch", run).out
+
+
+@SHARED
+def test_a_copy_that_was_changed_is_refused_by_the_journal(on_s3: tuple[Project, Project], repository: Path) -> None:
+    """Whoever may write to the bucket, and not to the journal, can write nothing that is taken for a run's."""
+    here, there = on_s3
+    run = started(here, WORK)
+    name = here.env["RUNNER_ARTIFACTS"].partition("//")[2].partition("/")[0]
+    key, s3 = f"team/a/runs/{run}/contents.json", client()
+    contents = json.loads(s3.get_object(Bucket=name, Key=key)["Body"].read())  # type: ignore[attr-defined]
+    contents["files"] = [file for file in contents["files"] if file["name"] != "output/report.md"]
+    s3.put_object(Bucket=name, Key=key, Body=json.dumps(contents).encode())  # type: ignore[attr-defined]
+
+    refused = there.runner("runs", "patch", run)
+
+    assert (refused.code, "the journal vouches for" in refused.err) == (7, True)
+
+
+def test_old_copies_are_collected_by_any_host(hosts: tuple[Project, Project], repository: Path) -> None:
+    here, there = hosts
+    run = started(here, WORK)
+    there.runner("runs", "patch", run)
+    there.env["RUN_RETENTION"] = "1s"
+    time.sleep(1.1)
+
+    foreseen, done = there.runner("gc", "--dry-run"), there.runner("gc")
+
+    assert f"would be removed  copy {_place(here)}/runs/{run}/" in foreseen.out
+    assert f"removed  copy {_place(here)}/runs/{run}/" in done.out
+    assert there.runner("gc").out == "nothing removed\n"
+    assert "its host has not sent them" in there.runner("runs", "export", run).err
+    assert here.runner("runs", "patch", run).code == 0, "the directory on its own host is its own matter"
+
+
+def _place(project: Project) -> str:
+    return project.env["RUNNER_ARTIFACTS"].partition("?")[0]
+
+
+def test_doctor_tries_the_store_of_artifacts(on_s3: tuple[Project, Project]) -> None:
+    here, _ = on_s3
+    assert f"✓ artifacts  {_place(here)}" in here.runner("doctor").out
+    here.env["RUNNER_ARTIFACTS"] = s3_url("no-such-bucket")
+
+    told = here.runner("doctor").out
+
+    assert "✗ artifacts  s3://no-such-bucket/team/a answers NoSuchBucket" in told
+    assert "= hint: make the bucket" in told
