@@ -12,9 +12,7 @@ from runner.cli.output import Output
 from runner.cli.verbs import _hosted
 from runner.core.sanitize import excerpt, sanitize
 
-SUMMARY = (
-    "serve an agent or an editor over MCP, and host its servers: serve, install, gateway, register, hosted, approve"
-)
+SUMMARY = "serve agents and editors over MCP, and host servers: serve, install, gateway, register, hosted, approve"
 CLIENTS = ("claude", "codex", "gemini", "goose", "vscode")
 GROUP = "server"
 EXAMPLES = (
@@ -24,6 +22,7 @@ EXAMPLES = (
     "runner mcp serve --agent-type worker --url https://git.example.org/shop.git",
     "runner mcp install claude",
     "runner mcp register docs.runner.yaml",
+    "runner mcp deregister docs",
     "runner mcp gateway servers/",
     "runner mcp hosted list",
     "runner mcp hosted logs docs",
