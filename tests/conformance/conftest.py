@@ -206,12 +206,10 @@ BY_DAY = {  # of these kinds; the rest is for the night
     },
     PODS: {
         "test_it_is_available_and_gives_a_reason_for_every_gap",
-        "test_a_command_ends_with_its_own_status",
         "test_isolation_read_back_is_what_holds",
         "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
         "test_moving_the_parent_of_a_protected_path_away_fails",
         "test_home_persists_and_a_fresh_one_does_not",
-        "test_the_tree_is_read_from_here_as_its_commands_see_it",
     },
     **{kind: set() for kind in (PODMAN, ROOT_PODMAN, ROOTLESS)},  # by day one whole run each
     # An opening takes half a second.

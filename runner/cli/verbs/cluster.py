@@ -11,7 +11,7 @@ GROUP = "this host"
 EXAMPLES = (
     "runner cluster check",
     "runner cluster check --image docker.io/library/debian:bookworm-slim",
-    "runner cluster manifest --namespace agents | kubectl apply -f -",
+    "runner cluster manifest --namespace agents",
 )
 
 
