@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runner.ops.workspaces.workspaces import RemovedWorkspace
     from runner.ports.store import WorkspaceRow
 
-SUMMARY = "places for agents that outlive runs: create, list, show, find, exec, snapshot, stop, resume, destroy, delete"
+SUMMARY = "places that outlive runs: create, list, show, find, exec, snapshot, stop, resume, destroy, delete"
 GROUP = "workspaces"
 EXAMPLES = (
     "runner workspace create . --persistent",
