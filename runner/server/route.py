@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import trio
 from msgspec import Struct
 
 from runner.core.errors import BadRequest, OutOfScope
+from runner.core.sanitize import excerpt
 from runner.ops.host.tokens import StoredToken
 from runner.ops.mcp.hosting import Hosting
 from runner.ops.pool.agent_type_pools import AgentTypePools
@@ -101,11 +103,13 @@ class Route(Struct, frozen=True, kw_only=True):
 def read_body(raw: bytes, kind: type[Struct]) -> Struct:
     """Return the value that a body holds. Raises ``BadRequest``."""
     try:
-        return msgspec.json.decode(raw or b"{}", type=kind)
+        found = msgspec.json.decode(raw or b"{}", type=kind)
+        json.loads(raw or b"{}", object_pairs_hook=_named_once)
     except msgspec.DecodeError as error:
         raise BadRequest(f"the body does not fit: {_lower(str(error))}", hint="see /api/v1/openapi.json") from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("the body is not JSON", hint="send UTF-8") from error
+    return found
 
 
 def read_query(values: Mapping[str, str], kind: type[Struct], what: str = "query does") -> Struct:
@@ -118,3 +122,11 @@ def read_query(values: Mapping[str, str], kind: type[Struct], what: str = "query
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def _named_once(pairs: list[tuple[str, object]]) -> None:
+    """Refuse an object that names a field twice: of two readers each could take another one."""
+    names = {name for name, _ in pairs}
+    if len(names) < len(pairs):
+        twice = next(name for name in names if sum(name == other for other, _ in pairs) > 1)
+        raise BadRequest(f"the body names `{excerpt(twice)}` twice", hint="leave one of them out")

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.server import Served
 
+NUMBERS = ('{"persistent": NaN}', '{"persistent": 1e999}', '{"persistent": true, "persistent": false}')
+
 
 def send(served: Served, raw: bytes, stack: ExitStack) -> socket.socket:
     client = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -42,7 +44,7 @@ def test_what_is_too_much_is_refused_while_others_are_served(served: Served) -> 
 def test_bodies_that_are_not_what_they_say_are_refused(served: Served) -> None:
     path, form = "/workspaces", {"Content-Type": "application/x-www-form-urlencoded"}
     assert served.refused("POST", path, "a=b", headers=form) == (415, "server.media-type")
-    for body in ("{", "[]", "[" * 100_000, '{"a": 1}', b"\xff", '{"tools": "bash"}', '{"persistent": 1}'):
+    for body in ("{", "[]", "[" * 100_000, '{"a": 1}', b"\xff", '{"tools": "bash"}', '{"persistent": 1}', *NUMBERS):
         assert served.refused("POST", path, body) == (400, "server.request")
     for page in ("?limit=x", "?limit=-1", "?limit=1e9"):
         assert served.refused("GET", f"{path}{page}") == (400, "server.request")
