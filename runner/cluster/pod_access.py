@@ -39,7 +39,8 @@ async def look_at_cluster(objects: ClusterObjects, runtime_class: str | None) ->
     if status != 200:
         raise Refused(f"cluster {objects.server} does not tell its version: {version.get('message')}", status)
     found = f"{version.get('major', '')}.{str(version.get('minor', '')).rstrip('+')}"
-    if tuple(int(part) for part in found.split(".") if part.isdigit()) < _OLDEST:
+    told = tuple(int(part) for part in found.split(".") if part.isdigit())
+    if told and told < _OLDEST:  # servers that somebody built may not know theirs
         raise ProviderFailed(
             f"cluster {objects.server} is Kubernetes {excerpt(found)}, and 1.19 is the oldest that works"
         )

@@ -77,6 +77,7 @@ def api() -> Iterator[Api]:
     yield made
     made("POST", "/double/denied", [])
     made("POST", "/double/classes", {})
+    made("POST", "/double/version", ["1", "31"])
     assert made.pods() == []
 
 
@@ -175,6 +176,24 @@ async def test_a_runtime_class_tells_how_strong_its_boundary_is(
     probe = await _probe(tmp_path, {"RUNNER_KUBERNETES_RUNTIME_CLASS": "strong"})
 
     assert (probe.available, probe.isolation) == (True, isolation)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        pytest.param(["1", "18+"], "is Kubernetes 1.18, and 1.19 is the oldest", id="too old"),
+        pytest.param(["", ""], None, id="built by somebody"),
+    ],
+)
+async def test_a_cluster_that_is_too_old_is_refused_and_one_that_does_not_know_its_version_is_not(
+    api: Api, tmp_path: Path, told: list[str], reason: str | None
+) -> None:
+    api("POST", "/double/version", told)
+
+    probe = await _probe(tmp_path, {})
+
+    assert probe.available == (reason is None)
+    assert (reason or "") in (probe.reason or "")
 
 
 async def _probe(home: Path, env: dict[str, str]) -> Probe:

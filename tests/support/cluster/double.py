@@ -47,15 +47,18 @@ class Double:
         self.version = 1
         self.denied: set[tuple[str, str]] = set()  # verbs and resources
         self.classes: dict[str, str] = {}
+        self.told: tuple[str, ...] = ("1", "31")  # as its version
         self.port = 0
         self.running: set[socket.socket] = set()  # connections to programs
 
     def control(self, what: str, given: Any) -> None:
-        """What tests ask for beside the API: refuse rights, have RuntimeClasses, cut all connections to programs."""
+        """What tests ask for beside the API: rights, RuntimeClasses, a version, an end of connections to programs."""
         if what == "denied":
             self.denied = {(verb, resource) for verb, resource in given}
         elif what == "classes":
             self.classes = given
+        elif what == "version":
+            self.told = tuple(given)
         else:
             for connection in [*self.running]:
                 with suppress(OSError):
@@ -137,7 +140,8 @@ class _Answer(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
         found = _OBJECT.fullmatch(url.path)
         if url.path == "/version":
-            self._say(200, {"major": "1", "minor": "31", "gitVersion": "v1.31.0-double"})
+            major, minor = self.of.told
+            self._say(200, {"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.0-double"})
         elif url.path == _ACCESS:
             wanted = body["spec"]["resourceAttributes"]
             what = "/".join(filter(None, (wanted["resource"], wanted.get("subresource"))))
