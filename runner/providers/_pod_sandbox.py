@@ -275,10 +275,13 @@ class PodSandbox:
                     break
         return self.has_ended(SANDBOX)
 
-    async def delete(self) -> None:
-        """Delete the pod, and wait until nothing of it runs. Raises ``Escaped``, ``ProviderFailed``."""
+    async def delete(self, *, grace: int = 1) -> None:
+        """Delete the pod, and wait until nothing of it runs. Raises ``Escaped``, ``ProviderFailed``.
+
+        With a ``grace`` of 0 the cluster forgets it at once, and its node ends it later.
+        """
         self._is_ending = True
-        await self._objects.delete(self._path, grace=1)
+        await self._objects.delete(self._path, grace=grace)
         with trio.move_on_after(GONE_SECONDS):
             while not self._is_gone:
                 await self._changed.wait()
