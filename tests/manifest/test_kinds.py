@@ -189,7 +189,6 @@ BAD = {
     "network": workspace(network="all"),
     "a host": workspace(network={"allow": ["pypi.org/simple"]}),
     "a whole domain": workspace(network={"allow": ["*.org"]}),
-    "no host": workspace(network={"allow": []}),
     "a host that is not private": workspace(network={"allow": [{"host": "a.org", "private": False}]}),
     "a step": workspace(network={"build": "none"}),
     "hosts and steps": workspace(network={"allow": ["a.org"], "agent": "none"}),

@@ -333,7 +333,7 @@ def test_limits_hold_there_and_who_exceeds_them_is_told(project: Project, elsewh
     assert done.code == 1
     assert step(record, "agent")["outcome"]["reason"] == "oom"
     (throttled,) = re.findall(r"^nr_throttled (\d+)$", project.logs("agent"), re.MULTILINE)
-    assert int(throttled) > 2
+    assert int(throttled) > 0
 
 
 @pytest.mark.nightly

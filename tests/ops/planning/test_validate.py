@@ -114,6 +114,7 @@ BY_HOST = {  # what only a look outside can show
 ELSEWHERE = {
     "agent.cli-missing": "what a host or an image has",
     "agent.sub-runner": "what a sub-runner prints",
+    "artifacts.": "what an environment names, and what is there",
     "cli.": "what a command line says",
     "cluster.": "what a cluster answers",
     "deliver.": "what a checkout or a remote holds",
@@ -153,6 +154,7 @@ ELSEWHERE = {
     "session.": "what becomes of a session",
     "server.": "what a request, a token or a listener is",
     "store.": "what the journal holds",
+    "telemetry.": "what an environment names, and what is there",
     "tool.": "what a tool is asked for",
     "triage.": "what a command line says, what an incident or a cluster holds",
     "workspace.": "what a workspace holds, and what was done with it",
