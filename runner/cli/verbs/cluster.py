@@ -38,12 +38,11 @@ def main(args: Namespace, out: Output) -> int:
         except ValueError as error:
             raise UsageError(f"`--namespace` is `{args.namespace}`", hint=f"write {error}") from None
         return 0
-    import trio
-
+    from runner.cli.signals import run_cancellable
     from runner.core.codec import plain
     from runner.core.sanitize import sanitize
 
-    findings = trio.run(check_cluster, current(), args.image)
+    findings = run_cancellable(check_cluster, current(), args.image)
     if args.output == "json":
         out.json(plain(findings))
     else:
