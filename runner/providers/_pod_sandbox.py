@@ -283,10 +283,15 @@ class PodSandbox:
         self._is_ending = True
         await self._objects.delete(self._path, grace=grace)
         with trio.move_on_after(GONE_SECONDS):
-            while not self._is_gone:
+            while not self._runs_nothing():
                 await self._changed.wait()
-        if not self._is_gone:
+        if not self._runs_nothing():
             raise Escaped(f"pod `{self.name}` of {self.what} may still run on node {self.node}")
+
+    def _runs_nothing(self) -> bool:
+        """Tell whether a deleted pod has ended; old kubelets leave its object for up to a minute then."""
+        is_deleted = "deletionTimestamp" in (self._pod.get("metadata") or {})
+        return self._is_gone or (is_deleted and self._status.get("phase") in ("Succeeded", "Failed"))
 
 
 class BridgeStream(trio.abc.Stream):

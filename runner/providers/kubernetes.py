@@ -384,6 +384,7 @@ class KubernetesProvider:
             for name in await self._pods(objects, handle):
                 sandbox = PodSandbox(objects, name, _what(handle))
                 async with sandbox.watched():
+                    sandbox.look(await objects.get(objects.path("pods", name)))
                     try:
                         await sandbox.delete()
                     except PlatformError as error:

@@ -121,11 +121,7 @@ async def test_a_deleted_pod_is_a_lost_workspace_until_somebody_has_been_told(pr
 async def test_the_work_of_a_killed_runner_is_fetched_and_nothing_is_left(
     provider: Provider, api: Api, tmp_path: Path
 ) -> None:
-    words = [sys.executable, "-c", RUNNER, str(tmp_path), str(cluster.double_kubeconfig())]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
-        assert runner.stdout is not None
-        assert runner.stdout.readline() == b"ready\n"
-        runner.kill()
+    _kill_a_runner(tmp_path)
     (handle,) = await provider.list_owned("nonce")
     assert len(api.pods()) == 1
 
@@ -136,6 +132,26 @@ async def test_the_work_of_a_killed_runner_is_fetched_and_nothing_is_left(
     assert found == {"done": False, "closed": True, "on": False}
     assert (handle.tree / "closed" / "file").read_text() == "x\n"
     await provider.destroy(handle)
+
+
+async def test_a_workspace_of_a_killed_runner_can_be_destroyed_without_its_work(
+    provider: Provider, api: Api, tmp_path: Path
+) -> None:
+    _kill_a_runner(tmp_path)
+    (handle,) = await provider.list_owned("nonce")
+
+    await provider.destroy(handle)
+
+    assert api.pods() == []
+
+
+def _kill_a_runner(home: Path) -> None:
+    """Leave a workspace whose command goes on in its pod."""
+    words = [sys.executable, "-c", RUNNER, str(home), str(cluster.double_kubeconfig())]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == b"ready\n"
+        runner.kill()
 
 
 @pytest.mark.parametrize(
