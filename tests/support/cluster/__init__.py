@@ -1,4 +1,4 @@
-"""A cluster for tests: a double over the tests' docker daemon."""
+"""Clusters for tests: a double over the tests' docker daemon, and a real one that was built from Debian's sources."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ def double_kubeconfig() -> Path:
     file.touch(mode=0o600)
     file.write_text(process.stdout.readline())
     return file
+
+
+@cache
+def real_kubeconfig() -> Path:
+    """The kubeconfig of the session's real cluster."""
+    from tests.support.cluster import real
+
+    real.CLUSTER.require()
+    return dockerd.hold(real.running()).kubeconfig
