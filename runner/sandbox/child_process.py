@@ -6,6 +6,7 @@ Children are started on the loop's own thread, never by a worker: ``bwrap --die-
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -178,8 +179,12 @@ def start_on_socket(
 def user_namespace(users: tuple[int, int], groups: tuple[int, int]) -> Iterator[int]:
     """Open a user namespace with one user and one group, each as ``(inside, outside)``. Raises ``OSError``."""
     enter = partial(linux.unshare, linux.CLONE_NEWUSER)
-    # It ends with its input, when the block ends or this process dies.
-    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={}, preexec_fn=enter) as keeper:
+    try:
+        # It ends with its input, when the block ends or this process dies.
+        started = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={}, preexec_fn=enter)
+    except subprocess.SubprocessError as error:  # whatever ``enter`` raised, without its number
+        raise OSError(errno.EPERM, "this host makes no user namespace", "unshare") from error
+    with started as keeper:
         for kind, (inside, outside) in (("uid", users), ("gid", groups)):
             Path(f"/proc/{keeper.pid}/{kind}_map").write_text(f"{inside} {outside} 1\n")
         namespace = os.open(f"/proc/{keeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)

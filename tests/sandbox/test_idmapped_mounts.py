@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,3 +61,16 @@ async def test_a_directory_of_root_that_others_can_enter_is_refused(tmp_path: Pa
         )
 
     assert list((tmp_path / "sandboxes").glob("*")) == []
+
+
+def test_a_host_without_user_namespaces_is_told_and_no_bug(tmp_path: Path) -> None:
+    look = (
+        "import os, sys; from runner.sandbox.idmapped_mounts import why_no_idmap;"
+        "print(why_no_idmap(os.open(sys.argv[1], os.O_PATH), 7))"
+    )
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces; exec "$@"'
+    words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", forbid, "sh"]
+
+    done = subprocess.run([*words, sys.executable, "-c", look, tmp_path], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "unshare: this host makes no user namespace\n"
