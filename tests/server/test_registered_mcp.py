@@ -100,8 +100,9 @@ def test_a_crashed_server_in_a_container_is_started_again(on_docker: Project) ->
             assert ask(served, "echo", name, text="again") == "again"
             assert state(served, name)["crashes"] == 1
             written = events(on_docker, state(served, name)["workspace"])
-            ended = [(one["how"], one["pause_seconds"]) for one in written if one["type"] == "McpServerEnded"]
-            assert ended == [("exited 3", 0)]
+            (ended,) = (one for one in written if one["type"] == "McpServerEnded")
+            assert ended["how"] in ("exited 3", "closed its output")  # a busy daemon tells of the status late
+            assert ended["pause_seconds"] == 0
 
 
 COMMAND = ["python3", "-c", PROGRAM.read_text()]
