@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import socket
 import subprocess  # noqa: TID251  # the one place
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -178,12 +178,21 @@ def start_on_socket(
 @contextmanager
 def user_namespace(users: tuple[int, int], groups: tuple[int, int]) -> Iterator[int]:
     """Open a user namespace with one user and one group, each as ``(inside, outside)``. Raises ``OSError``."""
-    enter = partial(linux.unshare, linux.CLONE_NEWUSER)
+    failed = mmap.mmap(-1, 1)  # shared with the child: ``SubprocessError`` has no number
+
+    def enter() -> None:
+        try:
+            linux.unshare(linux.CLONE_NEWUSER)
+        except OSError as error:
+            failed[0] = error.errno or errno.EPERM
+            raise
+
     try:
         # It ends with its input, when the block ends or this process dies.
         started = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={}, preexec_fn=enter)
-    except subprocess.SubprocessError as error:  # whatever ``enter`` raised, without its number
-        raise OSError(errno.EPERM, "this host makes no user namespace", "unshare") from error
+    except subprocess.SubprocessError as error:
+        why = f"this host makes no user namespace ({errno.errorcode[failed[0]]})"
+        raise OSError(failed[0], why, "unshare") from error
     with started as keeper:
         for kind, (inside, outside) in (("uid", users), ("gid", groups)):
             Path(f"/proc/{keeper.pid}/{kind}_map").write_text(f"{inside} {outside} 1\n")

@@ -73,4 +73,4 @@ def test_a_host_without_user_namespaces_is_told_and_no_bug(tmp_path: Path) -> No
 
     done = subprocess.run([*words, sys.executable, "-c", look, tmp_path], capture_output=True, text=True, check=True)
 
-    assert done.stdout == "unshare: this host makes no user namespace\n"
+    assert done.stdout == "unshare: this host makes no user namespace (ENOSPC)\n"
