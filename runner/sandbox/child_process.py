@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import socket
 import subprocess  # noqa: TID251  # the one place
@@ -22,7 +21,6 @@ from runner.core.errors import RunnerError
 from runner.core.model import Exit
 from runner.ports import provider as ports
 from runner.ports.provider import ExecResult, Process, Writer
-from runner.safefs import linux
 
 _PIPE_BYTES = 1 << 20  # so that a briefly busy reader does not stop a command that prints much
 _READ_BYTES = 1 << 18
@@ -178,29 +176,25 @@ def start_on_socket(
 @contextmanager
 def user_namespace(users: tuple[int, int], groups: tuple[int, int]) -> Iterator[int]:
     """Open a user namespace with one user and one group, each as ``(inside, outside)``. Raises ``OSError``."""
-    failed = mmap.mmap(-1, 1)  # shared with the child: ``SubprocessError`` has no number
-
-    def enter() -> None:
-        try:
-            linux.unshare(linux.CLONE_NEWUSER)
-        except OSError as error:
-            failed[0] = error.errno or errno.EPERM
-            raise
-
-    try:
-        # It ends with its input, when the block ends or this process dies.
-        started = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env={}, preexec_fn=enter)
-    except subprocess.SubprocessError as error:
-        why = f"this host makes no user namespace ({errno.errorcode[failed[0]]})"
-        raise OSError(failed[0], why, "unshare") from error
-    with started as keeper:
-        for kind, (inside, outside) in (("uid", users), ("gid", groups)):
-            Path(f"/proc/{keeper.pid}/{kind}_map").write_text(f"{inside} {outside} 1\n")
-        namespace = os.open(f"/proc/{keeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield namespace
-        finally:
-            os.close(namespace)
+    # No ``preexec_fn``: what libraries do after a fork, as OpenTelemetry starts threads, would run before it. The
+    # program ends with its input, when the block ends or this process dies.
+    words = ("unshare", "--user", "sh", "-c", "echo; exec cat")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        end = theirs.fileno()
+        keeper = subprocess.Popen(words, stdin=end, stdout=end, stderr=end, env={"PATH": os.defpath})
+        theirs.close()
+        with keeper, ours, ours.makefile("rb") as told:
+            if (said := told.readline(_HEAD_BYTES)) != b"\n":
+                why = said.decode(errors="replace").strip()
+                raise OSError(errno.EPERM, f"this host makes no user namespace ({why})", "unshare")
+            for kind, (inside, outside) in (("uid", users), ("gid", groups)):
+                Path(f"/proc/{keeper.pid}/{kind}_map").write_text(f"{inside} {outside} 1\n")
+            namespace = os.open(f"/proc/{keeper.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                yield namespace
+            finally:
+                os.close(namespace)
 
 
 async def communicate(starting: AbstractAsyncContextManager[Process], *, stdin: bytes, keep_bytes: int) -> ExecResult:

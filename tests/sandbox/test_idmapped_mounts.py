@@ -73,4 +73,18 @@ def test_a_host_without_user_namespaces_is_told_and_no_bug(tmp_path: Path) -> No
 
     done = subprocess.run([*words, sys.executable, "-c", look, tmp_path], capture_output=True, text=True, check=True)
 
-    assert done.stdout == "unshare: this host makes no user namespace (ENOSPC)\n"
+    why = "unshare: unshare failed: No space left on device"
+    assert done.stdout == f"unshare: this host makes no user namespace ({why})\n"
+
+
+def test_threads_that_a_library_starts_after_each_fork_are_in_no_ones_way(tmp_path: Path) -> None:
+    look = (
+        "import os, sys, threading, time; from runner.sandbox.idmapped_mounts import why_no_idmap;"
+        "begin = lambda: threading.Thread(target=time.sleep, args=(1,), daemon=True).start();"
+        "os.register_at_fork(after_in_child=begin);"
+        "print(why_no_idmap(os.open(sys.argv[1], os.O_PATH), 7))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", look, tmp_path], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "None\n"
