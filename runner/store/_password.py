@@ -38,17 +38,19 @@ class PasswordCommand:
         if not self._argv:
             raise self._fault("it is empty")
         self._password, self._until = "", 0.0
+        self._reused = False  # what was returned last
 
     def password(self) -> str:
         """Return a password that was printed a moment ago, or now. Raises ``StoreFailed``."""
-        if time.monotonic() >= self._until:
+        self._reused = time.monotonic() < self._until
+        if not self._reused:
             self._password, self._until = self._printed(), time.monotonic() + KEPT
         return self._password
 
     def forget(self) -> bool:
         """Forget a password that the server refused; tell whether it was an older one, so that a new one may do."""
-        older, self._until = self._until - KEPT < time.monotonic() - 1.0, 0.0
-        return older
+        self._until = 0.0
+        return self._reused
 
     def _printed(self) -> str:
         try:

@@ -94,8 +94,9 @@ async def test_a_server_is_known_by_its_certificate_and_its_name(
 
 
 @SHARED
+@pytest.mark.parametrize("kept", [0.0, 3600.0], ids=["each connection asks", "kept until it is refused"])
 async def test_a_password_is_printed_by_a_command_and_asked_for_anew_when_it_has_changed(
-    secured: postgres.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    secured: postgres.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: float
 ) -> None:
     (tmp_path / "token").write_text("first\n")
     (tmp_path / "count").touch()
@@ -103,16 +104,17 @@ async def test_a_password_is_printed_by_a_command_and_asked_for_anew_when_it_has
     (tmp_path / "print").chmod(0o755)
     env = {"RUNNER_DATABASE_URL": url(secured), "RUNNER_DATABASE_PASSWORD_COMMAND": f"{tmp_path}/print 'a b'"}
     settings = Settings.from_env({"RUNNER_HOME": str(tmp_path), **env})
-    monkeypatch.setattr(_password, "KEPT", 0.0)  # each connection asks
+    run = f"kept-{kept}"
+    monkeypatch.setattr(_password, "KEPT", kept)
 
     async with open_store(settings.store_url) as store:
-        await store.append("b", [STARTED])
+        await store.append(run, [STARTED])
         secured.execute("ALTER ROLE team PASSWORD 'second'")
         (tmp_path / "token").write_text("second\n")
         secured.restart()
-        await store.append("b", [ev.WarningIssued("x.y", "after it")])
+        await store.append(run, [ev.WarningIssued("x.y", "after it")])
 
-        assert len(await store.events("b")) == 2
+        assert len(await store.events(run)) == 2
     assert len((tmp_path / "count").read_text()) >= 2
     shown = dict((name, value) for name, value, _ in settings.rows())
     assert shown["RUNNER_DATABASE_PASSWORD_COMMAND"] == f"{tmp_path}/print ..."
