@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 
 from runner.core.errors import ImageMissing, McpServerFailed, PlatformError
 from runner.core.last_line import last_line
-from runner.core.model import Exit, Handle
+from runner.core.model import Handle
 from runner.core.nurseries import open_services
 from runner.core.plural import plural
 from runner.core.redact import Redactor
@@ -31,16 +31,15 @@ from runner.ports.network import Credential, EgressConnection
 from runner.ports.provider import Images, ImageStart, Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.runtime.context import RunContext
 from runner.runtime.exec import LogFile, emit_all
+from runner.runtime.mcp_talk import MISSES, talk
 from runner.runtime.network import open_way
 from runner.runtime.sandbox_session import SandboxSession
 from runner.runtime.secrets import give
 from runner.spec.model import HostedServer, McpServer
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL; a server has lost its client by then
-MISSES = 3  # looks in turn that a server may leave unanswered
 MAX_LOG = 4 << 20  # bytes of a server's standard error
 MAX_TOLD = 20  # warnings about what a server should not do
-_DRAIN = 1.0  # seconds for what is left in its pipes
 _TAIL = 4096  # bytes of standard error of which the last line is told
 PATH = "/mcp"
 
@@ -222,45 +221,17 @@ class _Running:
             yield variables
 
     async def talk(self, process: Process, hosted: HostedServer) -> tuple[str, bool]:
-        """Let the agent talk with the process until it ends, or answers no more."""
-        how: tuple[str, bool] | None = None
-        over, copied = trio.Event(), trio.Event()
-
-        def finish(text: str, *, crashed: bool = True) -> None:
-            nonlocal how
-            how = how or (text, hosted.restart == "always" or (crashed and hosted.restart != "never"))
-            services.cancel_scope.cancel()
-
-        async def attach() -> None:
-            try:
-                await self.session.attach(process.stdin, process.stdout)
-                with trio.move_on_after(_DRAIN):
-                    await over.wait()
-                finish("closed its output")
-            except ServerRefused as error:
-                finish(str(error))
-
-        async def wait() -> None:
-            ended: Exit = await process.wait()
-            over.set()
-            with trio.move_on_after(_DRAIN):
-                await copied.wait()
-            finish(str(ended), crashed=not ended.ok)
-
-        async def copy() -> None:
-            await self._copy_log(process)
-            copied.set()
-
-        async def watch() -> None:
-            finish(await self._watch(process, hosted))
-
-        async with trio.open_nursery() as services:
-            for task in (attach, wait, copy, watch):
-                services.start_soon(task)
+        """Let the agent talk with the process until it ends, or answers no more; tell whether it is to start again."""
+        how, crashed = await talk(
+            process,
+            attach=partial(self.session.attach, process.stdin, process.stdout),
+            copy_log=partial(self._copy_log, process),
+            watch=partial(self._watch, process, hosted),
+            restart=trio.Event(),  # nobody asks for it while a run lasts
+        )
         if process.oom_kills:
             self._warn(f"out of memory: {plural(process.oom_kills, 'process')} killed")
-        assert how is not None  # every way out says it
-        return how
+        return how, hosted.restart == "always" or (crashed and hosted.restart != "never")
 
     async def _watch(self, process: Process, hosted: HostedServer) -> str:
         """Look at a server again and again; return why it is to be ended."""

@@ -10,13 +10,14 @@ import os
 import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import trio
 from msgspec.structs import asdict, replace
 
 from runner.core.errors import ImageMissing, LeaseError, McpServerUnhealthy, RunnerError, WorkspaceLost
-from runner.core.model import Exit, WorkspaceStatus
+from runner.core.model import WorkspaceStatus
 from runner.core.nurseries import unwrapping_groups
 from runner.core.plural import plural
 from runner.core.redact import Redactor
@@ -38,17 +39,16 @@ from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.network import Credential, EgressConnection
 from runner.ports.provider import Images, ImageStart, Process, Provider, SandboxSpec, Workspace
 from runner.ports.store import WorkspaceRow
+from runner.runtime.mcp_talk import MISSES, talk
 from runner.runtime.network import open_way
 from runner.runtime.secrets import give
 
 HOST = "mcp"  # the command that holds the workspace of a server
 GRACE = 30.0  # seconds between SIGTERM and SIGKILL
-MISSES = 3  # looks in turn that a server may leave unanswered
 LOOK_SECONDS = 1.0  # between looks at what people ask for, and at the manifests
 TOLD_SECONDS = 60.0  # between warnings in the journal about what a server should not do
 LOG = "mcp.log"  # in the workspace's own directory, which the server never sees
 LOG_BYTES = 1 << 20  # after which a log becomes the old one, of which there is one
-_DRAIN = 2.0  # seconds for what is left in its pipes
 _IDLE = ("ended", "failed", "approval")
 
 
@@ -276,49 +276,15 @@ class HostedServer:
 
     async def _talk(self, process: Process) -> tuple[str, bool]:
         """Let clients talk with the process until it ends, answers no more, or is to be started anew."""
-        how: tuple[str, bool] | None = None
-        ended: Exit | None = None
-
-        def finish(text: str, *, crashed: bool = True) -> None:
-            nonlocal how
-            how = how or (text, crashed)
-            services.cancel_scope.cancel()
-
-        async def attach() -> None:
-            try:
-                await self.bridge.attach(process.stdin, process.stdout)
-                with trio.move_on_after(_DRAIN):
-                    await over.wait()
-                finish("closed its output")
-            except ServerRefused as error:
-                finish(str(error))
-
-        async def wait() -> None:
-            nonlocal ended
-            ended = await process.wait()
-            over.set()
-            with trio.move_on_after(_DRAIN):
-                await copied.wait()
-            finish(str(ended), crashed=not ended.ok)
-
-        async def again() -> None:
-            await self._again.wait()
-            finish("was asked to start anew", crashed=False)
-
-        async def copy() -> None:
-            await self._copy_log(process)
-            copied.set()
-
-        async def health() -> None:
-            finish(await self._watch(process))
-
         self._killed = 0
-        over, copied = trio.Event(), trio.Event()
-        async with trio.open_nursery() as services:
-            for task in (attach, wait, again, copy, health):
-                services.start_soon(task)
+        how = await talk(
+            process,
+            attach=partial(self.bridge.attach, process.stdin, process.stdout),
+            copy_log=partial(self._copy_log, process),
+            watch=partial(self._watch, process),
+            restart=self._again,
+        )
         self._tell_oom(process)
-        assert how is not None  # every way out says it
         return how
 
     async def _watch(self, process: Process) -> str:
