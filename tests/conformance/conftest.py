@@ -59,7 +59,6 @@ _HOST_GAPS = dict.fromkeys(
         "test_isolation_read_back_is_what_holds",
         "test_a_dependency_is_in_the_tree_and_what_is_written_there_is_thrown_away",
         "test_dependencies_are_made_and_then_given_in_tree_and_home",
-        "test_a_home_that_is_a_link_takes_no_dependency",
         "test_a_read_only_mount_cannot_be_written",
         "test_skills_and_the_kubeconfig_cannot_be_written",
         "test_paths_are_the_same_on_every_provider_with_mounts",
