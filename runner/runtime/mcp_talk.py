@@ -1,4 +1,4 @@
-"""A process that is an MCP server, while clients talk with it: one way that each hosted server ends, and is told."""
+"""Supervision of a process that is an MCP server, for servers of a run and those that the runner hosts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ async def talk(
     watch: Callable[[], Awaitable[str]],
     restart: trio.Event,
 ) -> tuple[str, bool]:
-    """Return how it ended, and whether that was a crash.
+    """Let clients talk with a server until one thing ends that; return how it ended, and whether it was a crash.
 
     ``attach`` carries messages until the output ends, ``copy_log`` reads the other output, and ``watch`` returns when
-    the server is to be ended, with the reason; so does ``restart``, which somebody sets. The caller ends the process.
+    the server is to be ended, with the reason. Whoever wants it to be started anew sets ``restart``. The caller ends
+    the process. Cancelling ends the talk.
     """
     how: tuple[str, bool] | None = None
     over, copied = trio.Event(), trio.Event()

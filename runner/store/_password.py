@@ -38,7 +38,7 @@ class PasswordCommand:
         if not self._argv:
             raise self._fault("it is empty")
         self._password, self._until = "", 0.0
-        self._reused = False  # what was returned last
+        self._reused = False  # whether the password that was returned last had been printed before
 
     def password(self) -> str:
         """Return a password that was printed a moment ago, or now. Raises ``StoreFailed``."""

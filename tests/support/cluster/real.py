@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,12 +79,13 @@ class Cluster:
             more = (f"--service-account-private-key-file={key}", *_CONTROLLERS) if "controller" in name else ()
             self._spawn(name, [*own, *more])
         self.start_kubelet()
-        self.wait("node", lambda: '"Ready"' in self.kubectl("get", "node", "n1", "--output=json") and self._is_ready())
+        self.wait("node", self._is_ready)
         self.kubectl("create", "namespace", NAMESPACE)
 
     def _is_ready(self) -> bool:
-        found = json.loads(self.kubectl("get", "node", "n1", "--output=json"))
-        return any(one["type"] == "Ready" and one["status"] == "True" for one in found["status"]["conditions"])
+        found = self.kubectl("get", "node", "n1", "--output=json")
+        conditions = json.loads(found)["status"].get("conditions", ()) if found else ()
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
     def open_network(self) -> None:
         """From now on pods reach their node, whatever a policy says."""
@@ -134,10 +135,10 @@ class Cluster:
             *("--container-runtime=docker", "--network-plugin=cni", "--cgroup-driver=cgroupfs"),
             *("--cgroups-per-qos=false", "--enforce-node-allocatable=", "--fail-swap-on=false"),
             *("--hostname-override=n1", "--authorization-mode=AlwaysAllow", "--anonymous-auth=true"),
-            *("--runtime-cgroups=/", "--kubelet-cgroups=/", "--healthz-port=0", "--cadvisor-port=0"),
+            *("--runtime-cgroups=/", "--kubelet-cgroups=/", "--healthz-port=0"),
             *("--eviction-hard=memory.available<1Mi", "--register-node=true", "--max-pods=200"),
         ]
-        self._spawn("kubelet", [word for word in words if not word.startswith("--cadvisor")])
+        self._spawn("kubelet", words)
 
     def _spawn(self, name: str, words: Sequence[str]) -> None:
         program = str(components.CLUSTER / "bin" / name)
@@ -173,9 +174,9 @@ class Cluster:
         program = str(components.KUBECTL / "bin" / "kubectl")
         return subprocess.run([program, *words], check=False, capture_output=True, text=True, env=env).stdout
 
-    def wait(self, what: str, holds: object) -> None:
+    def wait(self, what: str, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _READY
-        while not holds():  # type: ignore[operator]
+        while not holds():
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
             if dead or time.monotonic() > deadline:
                 logs = "\n".join((self.folder / f"{name}.log").read_text()[-3000:] for name in dead or self.processes)
