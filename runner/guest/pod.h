@@ -166,8 +166,6 @@ struct way {
 
 static bool move_on(struct way *way, bool readable)
 {
-    if (way->got == way->sent)
-        way->got = way->sent = 0;
     if (readable && way->got < BRIDGED) {
         long n = SYS(read, way->from, way->held + way->got, BRIDGED - way->got);
         if (n == 0 || (n < 0 && n != -EAGAIN && n != -EINTR))
@@ -180,6 +178,8 @@ static bool move_on(struct way *way, bool readable)
             return false;
         way->sent += n > 0 ? (size_t)n : 0;
     }
+    if (way->got == way->sent) /* before the next wait: a full buffer is not waited for */
+        way->got = way->sent = 0;
     return !(way->ended && way->sent == way->got);
 }
 

@@ -189,11 +189,11 @@ class PodSandbox:
     ) -> int:
         """Run the guest's program, which may be repeated, and return its exit code.
 
-        Raises ``ProviderFailed`` when it cannot be run, ``WorkspaceLost``.
+        Raises ``ProviderFailed`` when it cannot be run, ``WorkspaceLost``, also for a container that ends meanwhile.
         """
         deadline = trio.current_time() + PATIENCE
         while True:
-            if not self._is_ending and (lost := self.why_lost()):
+            if (not self._is_ending or self.has_ended(container)) and (lost := self.why_lost()):
                 raise lost
             try:
                 return await self._run_once(container, words, stdin, receive)

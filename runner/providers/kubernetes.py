@@ -453,7 +453,10 @@ async def _fetch(opening: _Opening) -> bool:
         return False
     wanted = {volume.name: volume.source for volume in opening.kept}
     skipped = opening.skipped if opening.volumes[0].kept else []
-    await PodFiles(opening.sandbox, wanted, skipped, opening.most).fetch_all()
+    try:
+        await PodFiles(opening.sandbox, wanted, skipped, opening.most).fetch_all()
+    except WorkspaceLost:
+        return False
     return True
 
 

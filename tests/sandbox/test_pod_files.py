@@ -7,7 +7,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,7 +99,10 @@ def test_what_its_user_has_closed_is_opened_but_no_stand_in(program: Path, tmp_p
 def bridge(program: Path, place: Path) -> Iterator[subprocess.Popen[bytes]]:
     words = [program, "bridge", place]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=UID, bufsize=0) as process:
-        yield process
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture
@@ -132,6 +137,21 @@ def test_a_bridge_carries_both_ways_and_leaves_no_place_to_dial(program: Path, c
         assert process.stdout.read() == b"from it"
         assert process.wait(10) == 0
     assert list(channel.parent.iterdir()) == []
+
+
+@ROOT.mark
+@pytest.mark.timeout(30)
+def test_a_bridge_whose_readers_pause_carries_on(program: Path, channel: Path) -> None:
+    sent = os.urandom(3 << 20)
+    with ThreadPoolExecutor(2) as senders, bridge(program, channel) as process, dial(channel) as guest:
+        both = [senders.submit(guest.sendall, sent), senders.submit(process.stdin.write, sent)]
+        time.sleep(1)  # every buffer on the way is full
+        assert not any(one.done() for one in both)
+        for read in (partial(os.read, process.stdout.fileno()), guest.recv):
+            found = b""
+            while len(found) < len(sent) and (chunk := read(1 << 16)):
+                found += chunk
+            assert found == sent
 
 
 @ROOT.mark

@@ -67,8 +67,9 @@ def main(args: Namespace, out: Output) -> int:
         if args.output == "json":
             out.json([{"name": name, "value": value, "source": source} for name, value, source in rows])
         else:
+            width = max(len(name) for name, _, _ in rows)
             for name, value, source in rows:
-                out.line(f"{name:<26} {value}   ({source})")
+                out.line(f"{name:<{width}} {value}   ({source})")
         return 0
     if args.probe is not None:
         return _probe(args, settings, out)
