@@ -13,12 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner.core.codec import typed
+from runner.core.home import PLAN_FILE
 from runner.events.events import ANY, Recorded, as_json
 
 FILE = "events.jsonl"
 ESCAPED = "backslashreplace"  # of a name that is not UTF-8: in JSON, its bytes as Python reads them
 _BEFORE_FIRST_EVENT = {
-    "plan.json",
+    PLAN_FILE,
     ".plan.json.part",
     "logs",
     FILE,

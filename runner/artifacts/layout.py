@@ -15,8 +15,8 @@ from typing import TextIO
 
 from runner.artifacts.history import ESCAPED, FILE, add_events, event_line
 from runner.artifacts.run_lock import create_locked
-from runner.artifacts.stored_plan import FILE as PLAN
 from runner.core.codec import plain
+from runner.core.home import PLAN_FILE
 from runner.events.events import Recorded, RunEnded
 from runner.events.record import RunRecord
 from runner.plan.model import FORMAT, RunPlan, run_document
@@ -47,7 +47,7 @@ class RunFiles:
         """``inputs`` of the plan are for a run that resumes this one; ``rehearsal`` is that of the record."""
         played = {} if rehearsal is None else {"rehearsal": rehearsal}
         document = {"format": FORMAT, **played, "digest": digest, "runs": [run_document(plan)], "inputs": plain(inputs)}
-        write(self.directory / PLAN, self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
+        write(self.directory / PLAN_FILE, self._clean(json.dumps(document, indent=1, ensure_ascii=False)))
 
     def __call__(self, recorded: Recorded) -> None:
         self._events.write(event_line(recorded) + "\n")

@@ -16,17 +16,20 @@ import stat
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
-from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from msgspec import Struct
 
 from runner.core import codec
 from runner.core.errors import ArtifactsDamaged
+from runner.core.home import PLAN_FILE
 from runner.core.sanitize import excerpt
 from runner.ports.artifacts import MAX_OBJECT, ArtifactStore, is_name
 from runner.safefs.safe_open import open_beneath
+
+if TYPE_CHECKING:
+    from multiprocessing.pool import AsyncResult
 
 FORMAT = "runner/artifacts/v1"
 CONTENTS = "contents.json"
@@ -104,7 +107,7 @@ class GrowingFiles:
 
     def send(self, ended: Collection[str]) -> bool:
         """Send what is new; ``ended`` are steps of which this was the last. Return whether there was anything."""
-        names = ["plan.json", *sorted(f"logs/{path.name}" for path in (self._directory / "logs").glob("*"))]
+        names = [PLAN_FILE, *sorted(f"logs/{path.name}" for path in (self._directory / "logs").glob("*"))]
         news = [self._send_rest(name) for name in names]
         for step in ended:
             if is_name(marker := f"{self._folder}ended/{step}"):
@@ -144,6 +147,8 @@ def send_run(
     ``added`` are further files by their name in the copy. ``moved`` is called after each part. Raises ``Interrupted``
     soon after ``stopped``, and what the store raises; whatever was sent stays, for the next time.
     """
+    from multiprocessing.pool import ThreadPool  # most runs send no files
+
     folder = folder_of(run)
     known = _known_parts(store, folder)
 

@@ -9,11 +9,11 @@ from msgspec import Struct
 from runner.compiler import read_runs
 from runner.core import codec
 from runner.core.errors import BadPlanFile
+from runner.core.home import PLAN_FILE
 from runner.core.sanitize import excerpt
 from runner.plan.model import FORMAT, RunPlan
 from runner.safefs.safe_open import read_beneath
 
-FILE = "plan.json"
 _MAX_BYTES = 64 << 20
 
 
@@ -34,9 +34,9 @@ class _Document(Struct, frozen=True):
 
 def read_plan(directory: Path) -> StoredPlan:
     """Read the plan of the run in a directory. Raises ``BadPlanFile``, also when it is gone."""
-    file = directory / FILE
+    file = directory / PLAN_FILE
     try:
-        found = codec.decode(read_beneath(directory, FILE, _MAX_BYTES), _Document)
+        found = codec.decode(read_beneath(directory, PLAN_FILE, _MAX_BYTES), _Document)
         if found.format != FORMAT:
             message = f"`{file}` has format `{excerpt(found.format)}`"
             raise BadPlanFile(message, hint=f"this version reads {FORMAT}")

@@ -12,6 +12,7 @@ PROJECTS = "projects"
 SANDBOXES = "sandboxes"  # a record for each workspace that a provider has made
 MIRRORS = "mirrors"
 LAYERS = "dependencies"  # what the commands of manifests have installed
+PLAN_FILE = "plan.json"  # in the directory of a run
 SCRATCH = "tmp"
 UNSENT = "unsent"  # a file for each run whose copy in the store of artifacts is not known to be whole
 FETCHED = "fetched"  # files of runs of other hosts, from that store

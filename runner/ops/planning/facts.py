@@ -48,6 +48,7 @@ from runner.spec.model import (
     Wanted,
 )
 from runner.spec.select import BYTES
+from runner.steps.dependencies.plan import DependenciesBody
 from runner.triage.incident import FILE as INCIDENT_FILE
 
 if TYPE_CHECKING:
@@ -367,11 +368,14 @@ async def _lent(want: FactsRequest, settings: Settings, missing: list[Missing]) 
 
 def with_kept_layers(runs: Iterable[RunPlan], facts: Facts, settings: Settings) -> Iterator[RunPlan]:
     """Yield runs that say which of their dependencies are kept on this host."""
-    from runner.steps.dependencies.layers import tell_kept
-
     for run in runs:
         name = first_available(run.providers, facts)
-        yield run if name is None else tell_kept(run, settings.home, needs_image=facts.probes[name].needs_image)
+        if name is None or run.body(DependenciesBody) is None:
+            yield run
+            continue
+        from runner.steps.dependencies.layers import tell_kept  # and with it all that a running step has
+
+        yield tell_kept(run, settings.home, needs_image=facts.probes[name].needs_image)
 
 
 def cli_label(program: str) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.artifacts.stored_plan import FILE, StoredPlan, read_plan
+from runner.artifacts.stored_plan import StoredPlan, read_plan
 from runner.core.codec import typed
 from runner.core.errors import BadPlanFile, WorkMissing
+from runner.core.home import PLAN_FILE
 from runner.core.model import Checkout
 from runner.events.record import RunRecord
 from runner.ops.planning.files import texts_of
@@ -83,7 +84,7 @@ def read_plan_inputs(directory: Path, record: RunRecord) -> PlanInputs:
     except BadPlanFile as error:
         raise WorkMissing(error.message, hint=ANEW) from error
     if stored.digest != record.plan:
-        raise WorkMissing(f"`{directory / FILE}` is not the plan of run `{record.id}`", hint=ANEW)
+        raise WorkMissing(f"`{directory / PLAN_FILE}` is not the plan of run `{record.id}`", hint=ANEW)
     return inputs
 
 

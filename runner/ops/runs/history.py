@@ -9,9 +9,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.artifacts.stored_plan import FILE as PLAN
 from runner.core.errors import StoreDamaged, UnknownRun, nearest
-from runner.core.home import FETCHED, private_repository, run_directory
+from runner.core.home import FETCHED, PLAN_FILE, private_repository, run_directory
 from runner.core.model import Reason, Status
 from runner.core.settings import Settings
 from runner.events.record import RunRecord, replay
@@ -155,7 +154,7 @@ def directory_of(settings: Settings, run: str) -> Path:
 
 def is_here(settings: Settings, run: str) -> bool:
     """Tell whether a run was started in this home, and its files are still here."""
-    return (run_directory(settings.home, run) / PLAN).exists()
+    return (run_directory(settings.home, run) / PLAN_FILE).exists()
 
 
 def logs_of(stored: StoredRun, step: str | None) -> list[Path]:

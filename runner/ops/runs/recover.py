@@ -20,6 +20,7 @@ from runner.artifacts.layout import is_finished, write_copies
 from runner.artifacts.run_lock import is_locked, try_lock
 from runner.artifacts.stored_plan import read_plan
 from runner.core.errors import BadPlanFile, Escaped, RunnerError, RunUnfinished, StoreDamaged
+from runner.core.home import PLAN_FILE
 from runner.core.model import Fence, Handle
 from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
@@ -146,7 +147,7 @@ def require_known(run: str, unknown: Sequence[Unrecorded]) -> None:
 
 def _other_host(row: RunRow, settings: Settings, paths: RunPaths, liveness: Liveness) -> str | None:
     """Name the host of a run that was started in another home; others may share the store."""
-    if (paths.directory / "plan.json").exists():
+    if (paths.directory / PLAN_FILE).exists():
         return None
     return liveness.host(row.runner) or (None if settings.database_url is None else "that it ran on")
 

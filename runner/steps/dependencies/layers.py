@@ -46,8 +46,7 @@ def layers_of(
 def tell_kept(plan: RunPlan, home: Path, *, needs_image: bool) -> RunPlan:
     """Return a plan that says which dependencies are kept on this host, and which are still to be made."""
     body = plan.body(DependenciesBody)
-    if body is None:
-        return plan
+    assert body is not None  # its caller has seen one
     found = layers_of(body, plan, home, needs_image=needs_image)
     words = "; ".join(dependency_words(one, "kept" if layer.is_there() else "to be made") for one, layer in found)
     return replace(plan, steps=tuple(replace(s, what=words) if s.body is body else s for s in plan.steps))
