@@ -15,6 +15,7 @@ from runner.events.record import RunRecord
 from runner.ops.workspaces.capacity import ACTIVE, PROVISIONING, SESSION
 from runner.ops.workspaces.leases import list_leases
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+from runner.server.provider_health import Providers
 
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
@@ -79,11 +80,12 @@ class Metrics:
         """Count a stream of events whose client did not keep up."""
         self._dropped += 1
 
-    async def render(self, env: WorkspaceEnv) -> str:
+    async def render(self, env: WorkspaceEnv, health: Providers) -> str:
         store = env.store
         workspaces = Counter(row.status.value for row in await store.workspaces())
         sessions = {state: len(await store.entries(SESSION, state=state)) for state in (PROVISIONING, ACTIVE)}
         leases = Counter(lease.state for lease in await list_leases(env))
+        available = (((("provider", one.name),), int(one.available)) for one in health.providers)
         slots = Counter(slot.state.value for slot in await store.slots())
         claims = (
             ((("result", "hit" if what == "hit" else "miss"), ("reason", "" if what == "hit" else what)), float(count))
@@ -95,6 +97,7 @@ class Metrics:
             *_family("runner_workspaces", "gauge", "Workspaces that exist.", _by("status", workspaces)),
             *_family("runner_sessions", "gauge", "Sessions that have not ended.", _by("status", sessions)),
             *_family("runner_leases", "gauge", "Leases of workspaces.", _by("state", leases)),
+            *_family("runner_provider_available", "gauge", "1 for each provider that can be used here.", available),
             *_family("runner_pool_slots", "gauge", "Slots of warm pools.", _by("state", slots)),
             *_family("runner_pool_claims_total", "counter", "Workspaces asked of warm pools.", claims),
             *_family("runner_tool_calls_total", "counter", "Calls of tools.", self._tool_calls.items()),

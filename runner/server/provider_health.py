@@ -10,7 +10,7 @@ from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider, usable_providers
 
 PROBE_SECONDS = 5.0  # for each provider
-FRESH_SECONDS = 30.0  # that an answer is given again
+EVERY_SECONDS = 30.0
 
 
 class Provider(Struct, kw_only=True):
@@ -30,23 +30,27 @@ class Providers(Struct):
 
 
 class ProviderHealth:
-    """The health of all providers, looked at when somebody asks, at most twice a minute."""
+    """The health of all providers, looked at twice a minute while ``run`` runs."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._turn = trio.Lock()
-        self._known: Providers | None = None
-        self._at = 0.0
+        self._found: dict[str, Provider] = {}
+        self._has_looked = trio.Event()
 
-    async def look(self) -> Providers:
-        async with self._turn:
-            if self._known is None or trio.current_time() > self._at + FRESH_SECONDS:
-                found: dict[str, Provider] = {}
-                async with trio.open_nursery() as nursery:
-                    for name in usable_providers():
-                        nursery.start_soon(self._probe, name, found)
-                self._known, self._at = Providers([found[name] for name in sorted(found)]), trio.current_time()
-            return self._known
+    async def run(self) -> None:
+        while True:
+            found: dict[str, Provider] = {}
+            async with trio.open_nursery() as nursery:
+                for name in usable_providers():
+                    nursery.start_soon(self._probe, name, found)
+            self._found = found
+            self._has_looked.set()
+            await trio.sleep(EVERY_SECONDS)
+
+    async def latest(self) -> Providers:
+        """Return what the last look has found; the first one is waited for, at most ``PROBE_SECONDS``."""
+        await self._has_looked.wait()
+        return Providers([self._found[name] for name in sorted(self._found)])
 
     async def _probe(self, name: str, found: dict[str, Provider]) -> None:
         why = f"it did not answer within {PROBE_SECONDS:g} s"

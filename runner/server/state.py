@@ -51,16 +51,17 @@ async def open_server(
         metrics, kept = Metrics(), KeptWorkspaces(env, services)
         sessions = Sessions(env, kept, services)
         await _recover(env)
-        pools = AgentTypePools(env, services)
+        pools, health = AgentTypePools(env, services), ProviderHealth(settings)
         services.start_soon(_maintain, env, sessions)
         services.start_soon(pools.refresh)
+        services.start_soon(health.run)
         server = Server(
             env=env,
             kept=kept,
             sessions=sessions,
             pools=pools,
             running=Running(env, services, ended=metrics.ended),
-            health=ProviderHealth(settings),
+            health=health,
             manifests=manifests,
             metrics=metrics,
             hosts=hosts,

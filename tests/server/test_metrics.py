@@ -67,6 +67,8 @@ def test_what_a_server_has_done_is_counted(project: Project) -> None:
         assert found['runner_tool_calls_total{tool="read",outcome="tool.not-enabled"}'] == 1
         assert found['runner_workspaces{status="ready"}'] == 1
         assert found['runner_leases{state="live"}'] == 1
+        assert found['runner_provider_available{provider="local"}'] == 1
+        assert found['runner_provider_available{provider="kubernetes"}'] == 0
         assert found[steps % ("count", "")] == found[steps % ("bucket", ',le="+Inf"')] == 1
         assert found[steps % ("bucket", ',le="0.1"')] <= found[steps % ("bucket", ',le="900"')]
         assert found['runner_http_requests_total{method="other",route="none",status="404"}'] == 3

@@ -28,7 +28,7 @@ async def _ready(call: Call) -> Health:
 async def _metrics(call: Call) -> str:
     if not call.token.admin:
         raise OutOfScope("metrics are of all projects", hint="use a token with the scope admin:ro")
-    return await call.server.metrics.render(call.server.env)
+    return await call.server.metrics.render(call.server.env, await call.server.health.latest())
 
 
 ROUTES = (

@@ -7,7 +7,7 @@ from runner.server.route import BASE, Call, Route
 
 
 async def _list(call: Call) -> Providers:
-    return await call.server.health.look()
+    return await call.server.health.latest()
 
 
 ROUTES = (
