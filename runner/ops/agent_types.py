@@ -1,7 +1,6 @@
 """Agent types of a server: what the workspaces of each are like. A change is for those that are made from then on.
 
-The store holds each. The fields are those of the requirement; what a provider cannot keep is refused when a workspace
-is made.
+The fields are those of the requirement; what a provider cannot keep is refused when a workspace is made.
 """
 
 from __future__ import annotations
@@ -12,21 +11,17 @@ from typing import Annotated, Literal
 
 import trio
 from msgspec import Meta, Struct, json
-from msgspec.structs import replace
 
-from runner.core.codec import decode, encode
+from runner.core.codec import encode
 from runner.core.errors import (
-    AgentTypeChanged,
-    AgentTypeExists,
     BadConfig,
     NoWorkspace,
     Rejected,
     RunnerError,
     SetupFailed,
     SetupIncomplete,
-    UnknownAgentType,
 )
-from runner.core.ids import BRANCH_HINT, IMAGE_HINT, is_branch, is_image, is_name
+from runner.core.ids import BRANCH_HINT, IMAGE_HINT, is_branch, is_image
 from runner.core.model import Handle, Limits
 from runner.core.sanitize import excerpt
 from runner.core.settings import limit, parse_cpus, parse_disk, parse_memory
@@ -39,11 +34,9 @@ from runner.ops.workspaces.tools import outputs_of
 from runner.ops.workspaces.workspace_lease import HeldWorkspace
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.provider import Provider, SandboxSpec
-from runner.ports.store import EntryRow, Reader, Store
 from runner.runtime.context import write_new
 from runner.spec.checkout import RepoSource, TaskContext, judge_url, resolve_checkout
 
-KIND = "agent-type"
 SETUP_SECONDS = 300.0  # for each setup command
 
 
@@ -104,7 +97,7 @@ class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AgentType(Struct, frozen=True, kw_only=True):
-    """An agent type as it is stored."""
+    """An agent type by its name."""
 
     name: str
     workspace: WorkspaceConfig = WorkspaceConfig()
@@ -113,55 +106,6 @@ class AgentType(Struct, frozen=True, kw_only=True):
     def version(self) -> str:
         """Text that differs when the configuration does."""
         return sha256(encode(self.workspace)).hexdigest()[:16]
-
-
-async def create_agent_type(store: Store, name: str, workspace: WorkspaceConfig) -> AgentType:
-    """Make an agent type. Raises ``Rejected`` for what is wrong with it, and ``AgentTypeExists``."""
-    if not is_name(name):
-        raise BadConfig(f"`{excerpt(name)}` cannot name an agent type", hint="use small letters, digits and `-`")
-    check_config(workspace)
-    made = AgentType(name=name, workspace=workspace)
-    if await store.put_entry(EntryRow(kind=KIND, name=name, body=encode(made).decode())) is None:
-        raise AgentTypeExists(f"there is an agent type `{name}` already", hint="change its workspace-config")
-    return made
-
-
-async def list_agent_types(store: Reader) -> list[AgentType]:
-    """List every agent type, by name."""
-    return sorted((decode(row.body, AgentType) for row in await store.entries(KIND)), key=lambda found: found.name)
-
-
-async def get_agent_type(store: Reader, name: str) -> AgentType:
-    """Return one agent type. Raises ``UnknownAgentType``."""
-    return decode((await _row(store, name)).body, AgentType)
-
-
-async def put_config(store: Store, name: str, workspace: WorkspaceConfig, *, version: str) -> AgentType:
-    """Change the workspaces that are made from now on for an agent type, if it still is of that ``version``.
-
-    Raises ``UnknownAgentType``, ``AgentTypeChanged``, and ``Rejected`` for what is wrong.
-    """
-    row = await _row(store, name)
-    before = decode(row.body, AgentType)
-    after = replace(before, workspace=workspace)
-    unchanged = before.version == version
-    if unchanged:
-        check_config(workspace)
-    if not unchanged or await store.put_entry(replace(row, body=encode(after).decode())) is None:
-        raise AgentTypeChanged(f"agent type `{name}` has been changed since you read it", hint="read it again")
-    return after
-
-
-async def delete_agent_type(store: Store, name: str) -> None:
-    """Remove an agent type; its workspaces stay. Raises ``UnknownAgentType``."""
-    row = await _row(store, name)
-    await store.remove_entry(KIND, row.name)
-
-
-async def _row(store: Reader, name: str) -> EntryRow:
-    for row in await store.entries(KIND, name=name) if is_name(name) else ():
-        return row
-    raise UnknownAgentType(f"there is no agent type `{excerpt(name)}`")
 
 
 def workspace_options(agent_type: AgentType, task: Task) -> WorkspaceOptions:
@@ -215,7 +159,7 @@ async def set_up(config: WorkspaceConfig, task: Task, held: HeldWorkspace, provi
 
 def check_config(config: WorkspaceConfig) -> None:
     """Raise what is wrong with a configuration; ``Rejected`` when it is more than one thing."""
-    found = list(_faults(config))
+    found = [error for _, error in config_faults(config)]
     if len(found) == 1:
         raise found[0]
     if found:
@@ -232,31 +176,37 @@ def check_task(config: WorkspaceConfig, task: Task) -> None:
         raise BadConfig(f"`{excerpt(task.branch)}` cannot name a branch", hint=BRANCH_HINT)
 
 
-def _faults(config: WorkspaceConfig) -> Iterator[RunnerError]:
+def config_faults(config: WorkspaceConfig) -> Iterator[tuple[tuple[str | int, ...], RunnerError]]:
+    """Yield what is wrong with a configuration, each with the keys that lead to it."""
     source = config.repo_source
     if bad := unknown_tools(config.tools or ()):
-        yield bad
+        yield ("tools",), bad
     if config.provider is not None and (unknown := unknown_provider(config.provider)):
-        yield unknown
+        yield ("provider",), unknown
     if source.type == "fixed" and source.url is None:
-        yield BadConfig("a source of type `fixed` needs `url`", hint="add `url`")
+        yield ("repo_source",), BadConfig("a source of type `fixed` needs `url`", hint="add `url`")
     if source.type != "fixed" and source.url is not None:
-        yield BadConfig(f"a source of type `{source.type}` has no `url`", hint="remove it, or change `type`")
+        message = f"a source of type `{source.type}` has no `url`"
+        yield ("repo_source", "url"), BadConfig(message, hint="remove it, or change `type`")
     if source.url is not None and (error := judge_url(source.url)):
-        yield error
+        yield ("repo_source", "url"), error
     if source.branch is not None and not is_branch(source.branch):
-        yield BadConfig(f"`{excerpt(source.branch)}` cannot name a branch", hint=BRANCH_HINT)
+        message = f"`{excerpt(source.branch)}` cannot name a branch"
+        yield ("repo_source", "branch"), BadConfig(message, hint=BRANCH_HINT)
     if config.base_image is not None and not is_image(config.base_image):
-        yield BadConfig(f"`{excerpt(config.base_image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+        message = f"`{excerpt(config.base_image)}` is not the name of an image"
+        yield ("base_image",), BadConfig(message, hint=f"write {IMAGE_HINT}")
     for name, parse in (("cpu", parse_cpus), ("memory", parse_memory), ("disk", parse_disk)):
         value = getattr(config.resource_limits, name)
         try:
             _ = None if value is None else parse(_text(value))
         except ValueError as error:
-            yield BadConfig(f"`{excerpt(str(value))}` of `resource_limits.{name}` is not {error}")
+            message = f"`{excerpt(str(value))}` of `resource_limits.{name}` is not {error}"
+            yield ("resource_limits", name), BadConfig(message)
     for position, command in enumerate(config.setup_commands, start=1):
         if not command.strip() or "\0" in command:
-            yield BadConfig(f"setup command {position} is empty", hint="remove it")
+            message = f"setup command {position} is empty"
+            yield ("setup_commands", position - 1), BadConfig(message, hint="remove it")
 
 
 def limits_in(resources: Resources) -> Limits:

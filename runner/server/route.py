@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from runner.core.errors import BadRequest, OutOfScope
 from runner.core.sanitize import excerpt
+from runner.ops.agent_type_store import AgentTypes
 from runner.ops.host.tokens import StoredToken
 from runner.ops.mcp.hosting import Hosting
 from runner.ops.pool.agent_type_pools import AgentTypePools
@@ -40,6 +41,7 @@ class Server(Struct, eq=False, kw_only=True):
     sessions: Sessions
     pools: AgentTypePools
     health: ProviderHealth
+    agent_types: AgentTypes
     manifests: Path | None
     metrics: Metrics
     hosts: frozenset[str]

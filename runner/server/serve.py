@@ -64,7 +64,8 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     """Options of a server. ``listen`` is ``unix:PATH``, ``ADDRESS:PORT`` or ``systemd``.
 
     ``hosts`` are further names that it has, ``manifests`` is the file or folder of the runs that clients may start,
-    ``mcp_servers`` that of the servers to host.
+    ``mcp_servers`` that of the servers to host, and ``agent_types`` the folder of the agent types that are not in the
+    store.
     """
 
     listen: str
@@ -74,6 +75,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     behind_proxy: bool = False
     manifests: Path | None = None
     mcp_servers: Path | None = None
+    agent_types: Path | None = None
     drain_seconds: float = DRAIN
     oidc: OidcOptions | None = None
     login: LoginOptions | None = None
@@ -115,6 +117,7 @@ async def serve(
             stopping=stopping,
             hosting=True,
             mcp_servers=options.mcp_servers,
+            agent_types=options.agent_types,
         )
         async with opening as server, open_services() as services:
             secure = options.certificate is not None or options.behind_proxy

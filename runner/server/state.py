@@ -11,6 +11,7 @@ import trio
 from runner.core.errors import RunnerError, WorkspaceState
 from runner.core.nurseries import open_services
 from runner.core.settings import Settings
+from runner.ops.agent_type_store import AgentTypeFolder, StoredAgentTypes
 from runner.ops.mcp.hosting import Hosting
 from runner.ops.mcp.manifests import read_servers
 from runner.ops.pool.agent_type_pools import AgentTypePools
@@ -44,14 +45,17 @@ async def open_server(
     login: OidcLogin | None = None,
     hosting: bool = False,
     mcp_servers: Path | None = None,
+    agent_types: Path | None = None,
 ) -> AsyncIterator[Server]:
     """Open what routes work with. At the end runs are ended in order, and workspaces are closed."""
     hosted = await read_servers(mcp_servers, settings) if hosting else {}
     async with open_workspace_env(settings, advise) as env, open_services() as services:
         metrics, kept = Metrics(), KeptWorkspaces(env, services)
         sessions = Sessions(env, kept, services)
+        types = StoredAgentTypes(env.store) if agent_types is None else AgentTypeFolder(agent_types)
+        await types.all()  # or the server does not start
         await _recover(env)
-        pools, health = AgentTypePools(env, services), ProviderHealth(settings)
+        pools, health = AgentTypePools(env, types, services), ProviderHealth(settings)
         services.start_soon(_maintain, env, sessions)
         services.start_soon(pools.refresh)
         services.start_soon(health.run)
@@ -62,6 +66,7 @@ async def open_server(
             pools=pools,
             running=Running(env, services, ended=metrics.ended),
             health=health,
+            agent_types=types,
             manifests=manifests,
             metrics=metrics,
             hosts=hosts,

@@ -130,3 +130,25 @@ def test_agent_types_take_an_admin(served: Served) -> None:
     assert served.get("/agent-types/worker", token=reader)["name"] == "worker"
     assert served.refused("DELETE", "/agent-types/worker", token=reader) == (403, "server.scope")
     assert served.refused("POST", "/agent-types", {"name": "x"}, token=reader) == (403, "server.scope")
+
+
+@pytest.mark.scenario("CFG-19")
+def test_agent_types_in_a_folder_are_files_whose_comments_survive(project: Project, tmp_path: Path) -> None:
+    folder = tmp_path / "types"
+    folder.mkdir()
+    file = folder / "worker.yaml"
+    file.write_text("# of the shop\nenabled: true   # since May\nprovider: local\ntools: [bash]\n")
+    with serving(project, "--agent-types", str(folder), says=["tool.unknown"]) as served:
+        session = served.post("/sessions", {"agent_type": "worker"})["id"]
+        assert put(served, "worker", tools=["bash", "read"])["tools"] == ["bash", "read"]
+        assert file.read_text() == (
+            "# of the shop\nenabled: true   # since May\nprovider: local\ntools: [bash, read]\n"
+        )
+        file.write_text("tools: [bash, ftp]\n")
+        answer = served.ask("GET", "/api/v1/agent-types/worker/workspace-config")
+        assert (answer.status, answer.json["errors"][0]["code"]) == (400, "tool.unknown"), answer.raw
+        served.post("/agent-types", {"name": "other"})
+        assert (folder / "other.yaml").read_text() == "{}\n"
+        assert served.ask("DELETE", f"/api/v1/sessions/{session}?discard=true").status == 200
+    done = project.runner("serve", "--agent-types", str(folder))
+    assert (done.code, "tool.unknown" in done.err, f"{file}:1:8" in done.err) == (2, True, True), done.err

@@ -21,7 +21,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.shared.exceptions import MCPError
 
 from runner.cli.verbs.mcp import CLIENTS
-from runner.ops import agent_types
+from runner.ops.agent_type_store import StoredAgentTypes
+from runner.ops.agent_types import WorkspaceConfig
 from runner.ops.host import mcp_clients
 from runner.ops.host.state import make_home, open_state
 from runner.server.mcp.tools import all_tools
@@ -327,5 +328,5 @@ async def make_type(project: Project, workspace: dict[str, Any]) -> None:
     """An agent type `worker` of the server's."""
     make_home(project.settings())
     async with open_state(project.settings()) as store:
-        config = msgspec.convert(workspace, agent_types.WorkspaceConfig)
-        await agent_types.create_agent_type(store, "worker", config)
+        config = msgspec.convert(workspace, WorkspaceConfig)
+        await StoredAgentTypes(store).create("worker", config)

@@ -31,6 +31,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--mcp-servers", metavar="PATH", type=Path, help="file or folder of the MCP servers that it hosts; none"
     )
+    parser.add_argument(
+        "--agent-types", metavar="FOLDER", type=Path, help="where its agent types are, a file for each; in the store"
+    )
     parser.add_argument("--certificate", metavar="FILE", type=Path, help="certificates for TLS, in PEM")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key of the certificate, in PEM")
     parser.add_argument(
@@ -94,6 +97,7 @@ def main(args: Namespace, out: Output) -> int:
         behind_proxy=args.behind_proxy,
         manifests=args.manifests,
         mcp_servers=args.mcp_servers,
+        agent_types=args.agent_types,
         drain_seconds=args.drain,
         oidc=read_options(args.oidc_issuer, args.oidc_audience, args.oidc_grant),
         login=None if login is None else LoginOptions(login, read_secret(args.login_secret)),

@@ -48,7 +48,6 @@ from runner.spec.model import (
     Wanted,
 )
 from runner.spec.select import BYTES
-from runner.steps.dependencies.plan import DependenciesBody
 from runner.triage.incident import FILE as INCIDENT_FILE
 
 if TYPE_CHECKING:
@@ -370,7 +369,7 @@ def with_kept_layers(runs: Iterable[RunPlan], facts: Facts, settings: Settings) 
     """Yield runs that say which of their dependencies are kept on this host."""
     for run in runs:
         name = first_available(run.providers, facts)
-        if name is None or run.body(DependenciesBody) is None:
+        if name is None or all(step.kind != "dependencies" for step in run.steps):
             yield run
             continue
         from runner.steps.dependencies.layers import tell_kept  # and with it all that a running step has

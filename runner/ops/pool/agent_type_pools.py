@@ -5,9 +5,10 @@ from __future__ import annotations
 import trio
 from msgspec.structs import replace
 
-from runner.core.errors import NoPool, PoolKept, RunnerError
+from runner.core.errors import NoPool, PoolKept, Rejected, RunnerError
 from runner.lifecycle.pool import name_of
-from runner.ops.agent_types import WorkspaceConfig, limits_in, list_agent_types
+from runner.ops.agent_type_store import AgentTypes
+from runner.ops.agent_types import WorkspaceConfig, limits_in
 from runner.ops.pool.pool import open_pool
 from runner.ops.workspaces.create_checks import choose_provider, limits_of
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
@@ -39,8 +40,8 @@ async def pool_of(env: WorkspaceEnv, config: WorkspaceConfig) -> PoolRow | None:
 class AgentTypePools:
     """Keeps the pools of the agent types from the first that asks for one, unless another process keeps pools."""
 
-    def __init__(self, env: WorkspaceEnv, nursery: trio.Nursery) -> None:
-        self._env, self._nursery = env, nursery
+    def __init__(self, env: WorkspaceEnv, agent_types: AgentTypes, nursery: trio.Nursery) -> None:
+        self._env, self._agent_types, self._nursery = env, agent_types, nursery
         self._kept = False
         self._turn = trio.Lock()
 
@@ -48,7 +49,13 @@ class AgentTypePools:
         """Keep what agent types ask for by now. What cannot be kept is told, and made when it is needed."""
         async with self._turn:
             found: dict[str, PoolRow] = {}
-            for agent_type in await list_agent_types(self._env.store):
+            try:
+                agent_types = await self._agent_types.all()
+            except Rejected as rejected:  # somebody edits their folder
+                for fault in rejected.findings:
+                    self._env.advise(fault)
+                return
+            for agent_type in agent_types:
                 try:
                     pool = await pool_of(self._env, agent_type.workspace)
                 except RunnerError as error:

@@ -85,7 +85,7 @@ async def _open_access(server: Server, options: ClientOptions, say: Callable[[st
     elif options.session is not None:
         yield await session_access(server, options.session, OWNER.name)
     elif options.agent_type is not None:
-        found = await agent_types.get_agent_type(server.env.store, options.agent_type)
+        found = await server.agent_types.get(options.agent_type)
         agent_types.workspace_options(found, options.task)
         body = NewWorkspace(agent_type=found.name, task=options.task)
         async with _new_workspace(server, body, keep=options.keep, say=say) as id:

@@ -8,8 +8,7 @@ from msgspec import Meta, Struct, field
 
 from runner.core.errors import UnknownAgentType
 from runner.core.sanitize import excerpt
-from runner.ops import agent_types
-from runner.ops.agent_types import AgentType, WorkspaceConfig
+from runner.ops.agent_types import AgentType, WorkspaceConfig, check_config
 from runner.ops.pool.agent_type_pools import pool_of
 from runner.server.route import BASE, Call, Reply, Route
 
@@ -38,18 +37,18 @@ async def _named(call: Call) -> AgentType:
     id = call.path["id"]
     if not call.token.admin:
         raise UnknownAgentType(f"there is no agent type `{excerpt(id)}`")
-    return await agent_types.get_agent_type(call.server.env.store, id)
+    return await call.server.agent_types.get(id)
 
 
 async def _list(call: Call) -> AgentTypes:
-    return AgentTypes(await agent_types.list_agent_types(call.server.env.store) if call.token.admin else [])
+    return AgentTypes(await call.server.agent_types.all() if call.token.admin else [])
 
 
 async def _create(call: Call) -> Reply:
     call.require_change(None)
-    agent_types.check_config(call.body.workspace)
+    check_config(call.body.workspace)
     await pool_of(call.server.env, call.body.workspace)
-    made = await agent_types.create_agent_type(call.server.env.store, call.body.name, call.body.workspace)
+    made = await call.server.agent_types.create(call.body.name, call.body.workspace)
     await call.server.pools.refresh()
     return Reply(value=made, status=201, headers={"location": f"{BASE}/agent-types/{made.name}"})
 
@@ -61,7 +60,7 @@ async def _get(call: Call) -> AgentType:
 async def _delete(call: Call) -> None:
     named = await _named(call)
     call.require_change(None)
-    await agent_types.delete_agent_type(call.server.env.store, named.name)
+    await call.server.agent_types.delete(named.name)
     await call.server.pools.refresh()
 
 
@@ -75,9 +74,9 @@ async def _put_config(call: Call) -> Reply:
     call.require_change(None)
     version = call.headers["if-match"].strip('"')
     if version == named.version:  # else that is what is wrong
-        agent_types.check_config(call.body)
+        check_config(call.body)
         await pool_of(call.server.env, call.body)
-    changed = await agent_types.put_config(call.server.env.store, named.name, call.body, version=version)
+    changed = await call.server.agent_types.put_config(named.name, call.body, version=version)
     await call.server.pools.refresh()
     return Reply(value=changed.workspace, headers={"etag": f'"{changed.version}"'})
 

@@ -11,7 +11,7 @@ from runner.client.values import Moment
 from runner.core.errors import UnknownSession
 from runner.core.model import DEFAULT_PROJECT
 from runner.core.sanitize import excerpt
-from runner.ops import agent_types, sessions
+from runner.ops import sessions
 from runner.ops.agent_types import Task
 from runner.ops.sessions import NewSession, SessionWarning, StoredSession
 from runner.ops.tools import TOOLS
@@ -132,7 +132,7 @@ async def _list(call: Call) -> Sessions:
 async def _create(call: Call) -> Reply:
     body = call.body
     call.require_change(body.project or DEFAULT_PROJECT)
-    agent_type = await agent_types.get_agent_type(call.server.env.store, body.agent_type)
+    agent_type = await call.server.agent_types.get(body.agent_type)
     wanted = NewSession(agent_type=agent_type, task=body.task, project=body.project, by=call.token.name)
     made = shown(await call.server.sessions.create(wanted))
     return Reply(value=made, status=202, headers={"location": f"{BASE}/sessions/{made.id}"})

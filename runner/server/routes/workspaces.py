@@ -223,7 +223,7 @@ async def _create_of_type(call: Call) -> Workspace:
     ]
     if given:
         raise BadRequest(f"`{given[0]}` is what the agent type says", hint="leave one of them out")
-    found = await agent_types.get_agent_type(env.store, body.agent_type)
+    found = await call.server.agent_types.get(body.agent_type)
     options = replace(agent_types.workspace_options(found, body.task), project=body.project, persistent=body.persistent)
     prepare = partial(agent_types.set_up, found.workspace, body.task)
     return await _made(call, await ws.create(env, options, prepare))
