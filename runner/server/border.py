@@ -226,7 +226,10 @@ def _name(url: str) -> str:
 
 async def authorize(request: Request, server: Server) -> StoredToken:
     """Return the token of a request. Raises ``Unauthorized``."""
-    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    given = request.headers.getlist("authorization")
+    if len(given) > 1:  # a proxy may have judged another one than we would
+        raise Unauthorized("there are several tokens", hint="send one `Authorization: Bearer TOKEN`")
+    kind, _, text = "".join(given).partition(" ")
     if kind.lower() != "bearer" or not text:
         raise Unauthorized("there is no token", hint="send `Authorization: Bearer TOKEN`")
     if server.issuer is not None and text.count(".") == 2:

@@ -65,3 +65,10 @@ def test_the_health_of_providers_is_told(served: Served) -> None:
     assert {"local", "docker", "gvisor", "process"} <= set(found)
     assert (found["local"]["available"], found["local"]["isolation"]) == (True, "namespaces")
     assert found["process"]["isolation"] == "none"
+
+
+def test_a_request_with_two_tokens_has_none(served: Served) -> None:
+    with ExitStack() as stack:
+        raw = b"GET /api/v1/workspaces HTTP/1.1\r\nHost: localhost\r\n"
+        raw += f"Authorization: Bearer {served.token}\r\n".encode() * 2
+        assert send(served, raw + b"\r\n", stack).recv(100).startswith(b"HTTP/1.1 401 ")

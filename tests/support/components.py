@@ -59,8 +59,11 @@ PACKAGES = {  # of Debian, by a program or file that it brings
 }
 NIGHTLY = {
     "busybox": "busybox-static",
+    "caddy": "caddy",
     "java": "default-jdk-headless",
+    "nginx": "nginx-light",
     "qemu-system-x86_64": "qemu-system-x86",
+    "systemd-analyze": "systemd",
     "wget": "wget",
 }
 
