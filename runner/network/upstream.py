@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpcore2
@@ -157,7 +157,7 @@ class _RemoteUpstream:
             self._base + target,
             headers=[(b"host", self._host), *headers, *length],
             content=body,
-            extensions=self._extensions,
+            extensions={**self._extensions, "trace": _closing_cancelled()},
         )
         try:
             response = await self._pool.handle_async_request(request)
@@ -173,6 +173,20 @@ class _RemoteUpstream:
                 yield UpstreamResponse(response.status, headers, chunks, upgraded)
         finally:
             await response.aclose()
+
+
+def _closing_cancelled() -> Callable[[str, Mapping[str, Any]], Awaitable[None]]:
+    """Return what closes a connection whose TLS handshake is cancelled; the library closes those that fail."""
+    made: list[httpcore2.AsyncNetworkStream] = []
+
+    async def trace(event: str, about: Mapping[str, Any]) -> None:
+        if event.endswith("connect_tcp.complete"):
+            made.append(about["return_value"])
+        elif event.endswith("start_tls.failed") and made:
+            with trio.CancelScope(shield=True):
+                await made.pop().aclose()
+
+    return trace
 
 
 async def _body(response: httpcore2.Response) -> AsyncGenerator[bytes]:

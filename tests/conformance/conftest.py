@@ -35,6 +35,7 @@ from tests.support.providers import (
     PODMAN,
     PODS,
     PROCESS,
+    REAL_PODS,
     ROOT_PODMAN,
     ROOTLESS,
     SIZED,
@@ -102,14 +103,14 @@ _UNSEEN = {
 }
 _UIDS: dict[str, Callable[[Handle], int]] = {
     **{kind: lambda handle: UID for kind in BY_VOLUMES},
-    PODS: kubernetes.uid_of,
+    **dict.fromkeys((PODS, REAL_PODS), kubernetes.uid_of),
 }
 _SHARED = {
     DOCKER: ("user",),
     VOLUMES: ("user",),
     PODMAN: ("cgroup",),
     ROOT_PODMAN: ("cgroup", "user"),
-    PODS: ("cgroup", "user"),
+    **dict.fromkeys((PODS, REAL_PODS), ("cgroup", "user")),
 }
 _KILLED_WHOLE = "the host sees one program, and kills it whole"
 KNOWN_GAPS: dict[str, dict[str, str]] = {
@@ -119,7 +120,7 @@ KNOWN_GAPS: dict[str, dict[str, str]] = {
     },
     PROCESS: _HOST_GAPS,
     VOLUMES: _VOLUME_GAPS,
-    PODS: {**_VOLUME_GAPS, **_POD_GAPS},
+    **{kind: {**_VOLUME_GAPS, **_POD_GAPS} for kind in (PODS, REAL_PODS)},
     **{kind: {**_VOLUME_GAPS, **_UNSEEN} for kind in (PODMAN, ROOT_PODMAN, ROOTLESS)},
 }
 
@@ -210,7 +211,7 @@ BY_DAY = {  # of these kinds; the rest is for the night
         "test_moving_the_parent_of_a_protected_path_away_fails",
         "test_home_persists_and_a_fresh_one_does_not",
     },
-    **{kind: set() for kind in (PODMAN, ROOT_PODMAN, ROOTLESS)},  # by day one whole run each
+    **{kind: set() for kind in (REAL_PODS, PODMAN, ROOT_PODMAN, ROOTLESS)},  # by day one whole run each
     # An opening takes half a second.
     GVISOR: (ALWAYS - {"test_no_kind_of_tree_outlives_its_block"})
     | {
@@ -256,9 +257,9 @@ def _candidate(kind: str) -> Candidate:
         make=partial(make, kind),
         gaps=_AllBut(FAKE_PASSES, _FAKE) if kind == FAKE else KNOWN_GAPS.get(kind, {}),
         escapes=escapes,
-        own_users=kind not in (ORDINARY, *BY_VOLUMES, PODS),
+        own_users=kind not in (ORDINARY, *BY_VOLUMES, PODS, REAL_PODS),
         disk_limit=kind in SIZED,
-        pins_parents=kind not in (*BY_VOLUMES, PODS),
+        pins_parents=kind not in (*BY_VOLUMES, PODS, REAL_PODS),
         shared_namespaces=_SHARED.get(kind, ()),
         uid=_UIDS.get(kind, lambda handle: handle.uid),
         inhabitants=inhabitants,

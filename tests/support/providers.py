@@ -26,14 +26,14 @@ from tests.support.fake_provider import FakeProvider, Scripted
 
 LOCAL, ORDINARY, PROCESS, FAKE = "local", "local as an ordinary user", "process", "fake"  # ordinary: who runs the suite
 DOCKER, VOLUMES, GVISOR = "docker", "docker by volumes", "gvisor"
-PODS = "kubernetes"
+PODS, REAL_PODS = "kubernetes", "real kubernetes"  # on the double of its API, and on a cluster
 PODMAN, ROOT_PODMAN, ROOTLESS = "podman", "podman as root", "rootless docker"
 # As root it sets more open files for its containers than root of some hosts may have, and then runs none.
 HERE_AS_ROOT = () if unprivileged.RootPodman.component.missing else (ROOT_PODMAN,)
 BY_VOLUMES = (VOLUMES, PODMAN, *HERE_AS_ROOT, ROOTLESS)
 GUESTS = (LOCAL, ORDINARY, PROCESS, DOCKER, GVISOR, *BY_VOLUMES, PODS)
 SIZED = (LOCAL, DOCKER, GVISOR)  # where they run as root
-KINDS = (*GUESTS, FAKE)
+KINDS = (*GUESTS, REAL_PODS, FAKE)
 SLOW = (DOCKER,)  # of checks that take long, for the night
 
 _LANDLOCK_VERSION = 444, None, 0, 1
@@ -67,7 +67,8 @@ def make(kind: str, home: Path, grace: float) -> Provider:
         PODMAN: lambda: by_volumes(home, unprivileged.Podman, grace),
         ROOT_PODMAN: lambda: by_volumes(home, unprivileged.RootPodman, grace),
         ROOTLESS: lambda: by_volumes(home, unprivileged.RootlessDocker, grace),
-        PODS: lambda: in_pods(home, grace),
+        PODS: lambda: in_pods(home, cluster.double_kubeconfig(), grace),
+        REAL_PODS: lambda: in_pods(home, cluster.real_kubeconfig(), grace),
         GVISOR: lambda: OnTestImage(home, Engine(dockerd.host()), grace=grace, runtime=RUNSC),
     }
     return kinds[kind]()
@@ -78,10 +79,10 @@ def by_volumes(home: Path, daemon: type[unprivileged.OtherDaemon], grace: float)
     return VolumesOnTestImage(home, Engine(dockerd.session_of(daemon).host), grace=grace)
 
 
-def in_pods(home: Path, grace: float) -> Provider:
+def in_pods(home: Path, kubeconfig: Path, grace: float) -> Provider:
     env = {
         "RUNNER_HOME": str(home),
-        "KUBECONFIG": str(cluster.double_kubeconfig()),
+        "KUBECONFIG": str(kubeconfig),
         "RUNNER_KUBERNETES_NAMESPACE": "agents",
     }
     return PodsOnTestImage(Settings.from_env(env), grace=grace)
