@@ -234,6 +234,8 @@ def main(arguments: list[str]) -> None:
             install_kubectl()
         if not axe_is_here():
             install_axe()
+    if "--nightly" in arguments and not cluster_is_here() and shutil.which("go"):
+        build_cluster()
     return None
 
 

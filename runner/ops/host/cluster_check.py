@@ -73,9 +73,11 @@ async def _tried(settings: Settings, image: str | None) -> AsyncIterator[tuple[s
             async with provider.open(handle, SandboxSpec()) as workspace:
                 ready = trio.current_time() - began
                 await workspace.run(["/bin/true"])
-        finally:
+        except BaseException:  # which is told, whatever becomes of the pod
             with trio.CancelScope(shield=True), suppress(RunnerError):
                 await provider.destroy(handle)
+            raise
+        await provider.destroy(handle)
         yield name, f"a command ran after {ready:.1f}s, in a pod whose network is closed"
     except RunnerError as error:
         raise _Failed(name, error) from error
