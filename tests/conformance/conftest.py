@@ -251,7 +251,7 @@ def _candidate(kind: str) -> Candidate:
     if kind in (PODMAN, ROOT_PODMAN):
         escapes["user-namespace"] = "podman's system call filter allows new user namespaces"
     if kind == REAL_PODS:
-        escapes["network"] = "each pod has an interface, which its cluster closes: runs see that it is before they begin"
+        escapes["network"] = "each pod has an interface, which its cluster closes: that it is is seen before a run"
     if kind == ORDINARY and os.geteuid() == 0:
         escapes["read-only"] = "root plays an ordinary user, and the kernel's settings are root's"
     return Candidate(
