@@ -46,6 +46,7 @@ class Candidate:
     own_users: bool = True  # started by root, it runs commands as another user
     disk_limit: bool | None = None  # started by root, it limits the disk; `None`: unknown
     pins_parents: bool = True  # a directory that a dependency lies in cannot be moved
+    interfaces: tuple[str, ...] = ("lo",)  # that commands see; all but their own loopback lead nowhere
     shared_namespaces: tuple[str, ...] = ()  # as `Isolation` tells them
     uid: Callable[[Handle], int] = lambda handle: handle.uid  # of commands inside
     inhabitants: Callable[[Handle], Sequence[int]] = (

@@ -262,6 +262,7 @@ def _candidate(kind: str) -> Candidate:
         own_users=kind not in (ORDINARY, *BY_VOLUMES, PODS, REAL_PODS),
         disk_limit=kind in SIZED,
         pins_parents=kind not in (*BY_VOLUMES, PODS, REAL_PODS),
+        interfaces=("lo", "eth0") if kind == REAL_PODS else ("lo",),
         shared_namespaces=_SHARED.get(kind, ()),
         uid=_UIDS.get(kind, lambda handle: handle.uid),
         inhabitants=inhabitants,

@@ -68,7 +68,7 @@ def make(kind: str, home: Path, grace: float) -> Provider:
         ROOT_PODMAN: lambda: by_volumes(home, unprivileged.RootPodman, grace),
         ROOTLESS: lambda: by_volumes(home, unprivileged.RootlessDocker, grace),
         PODS: lambda: in_pods(home, cluster.double_kubeconfig(), grace),
-        REAL_PODS: lambda: in_pods(home, cluster.real_kubeconfig(), grace),
+        REAL_PODS: lambda: in_pods(home, cluster.real_cluster().kubeconfig, grace),
         GVISOR: lambda: OnTestImage(home, Engine(dockerd.host()), grace=grace, runtime=RUNSC),
     }
     return kinds[kind]()

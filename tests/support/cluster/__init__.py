@@ -7,8 +7,12 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.support import dockerd
+
+if TYPE_CHECKING:
+    from tests.support.cluster.real import Cluster
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,9 +32,9 @@ def double_kubeconfig() -> Path:
 
 
 @cache
-def real_kubeconfig() -> Path:
-    """The kubeconfig of the session's real cluster."""
+def real_cluster() -> Cluster:
+    """The session's real cluster."""
     from tests.support.cluster import real
 
     real.CLUSTER.require()
-    return dockerd.hold(real.running()).kubeconfig
+    return dockerd.hold(real.running())

@@ -1,0 +1,161 @@
+"""Pods as workspaces on a real cluster: whole runs, and what happens to a cluster while commands run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from runner.core.errors import WorkspaceLost
+from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
+from runner.testing.place import read_until
+from tests.support import cluster, dockerd
+from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
+from tests.support.providers import REAL_PODS, make
+from tests.support.situations import REPO, Project, commit, step, until, write_files
+
+pytestmark = [CLUSTER.mark, pytest.mark.nightly]
+
+REQUEST = WorkspaceRequest(id="w-1", run="run-1", nonce="nonce")
+COUNT = "read word; i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done; read word; exit 7"
+
+
+def pods(of: Cluster) -> list[str]:
+    return of.kubectl("get", "pods", "-n", NAMESPACE, "--output=name").split()
+
+
+@pytest.fixture
+def real() -> Iterator[Cluster]:
+    found = cluster.real_cluster()
+    yield found
+    until(lambda: pods(found) == [], 90)
+
+
+@pytest.fixture
+def provider(real: Cluster, tmp_path: Path) -> Provider:
+    return make(REAL_PODS, tmp_path, 0.4)
+
+
+@pytest.fixture
+def project(project: Project, real: Cluster) -> Project:
+    """A project whose agent is a script in a pod of the cluster."""
+    project.env |= {"KUBECONFIG": str(real.kubeconfig), "RUNNER_KUBERNETES_NAMESPACE": NAMESPACE}
+    write_files(project.folder / "repo", {"a/kept": "kept", "gone": "gone"})
+    commit(project.folder / "repo")
+    return project
+
+
+def plays(project: Project, script: str, **more: str) -> None:
+    workspace = f"{REPO}\nbase_image: {dockerd.IMAGE}\nprotected_paths: [secret/]\n" + more.pop("workspace", "")
+    project.script(script, provider="kubernetes", workspace=workspace, **more)
+
+
+def test_a_whole_run_works_there_as_anywhere(project: Project) -> None:
+    verify = "verify: {files: {required: [b/new]}, commands: [{run: [sh, -c, 'test ! -e gone'], timeout: 60s}]}"
+    plays(
+        project,
+        "cat made-by-setup; rm gone; mkdir b; echo new > b/new; echo more >> a/kept; mkdir secret || echo closed",
+        workspace='setup_commands: ["echo setup > made-by-setup"]',
+        run=f"snapshot: {{message: work}}\n{verify}",
+    )
+
+    record = project.succeed()
+
+    assert project.logs("agent").splitlines()[0] == "setup"
+    assert "closed" in project.logs("agent")
+    assert step(record, "verify")["status"] == "succeeded"
+
+
+def test_the_cluster_is_found_fit(project: Project) -> None:
+    done = project.runner("cluster", "check", "--image", dockerd.IMAGE)
+
+    assert (done.code, "in a pod whose network is closed" in done.out) == (0, True), done.out + done.err
+
+
+def test_a_network_that_no_policy_closes_is_found_before_the_agent_starts(project: Project, real: Cluster) -> None:
+    plays(project, "echo started")
+    real.open_network()
+    try:
+        done = project.apply()
+    finally:
+        real.close_network()
+
+    assert (done.code, "takes a NetworkPolicy and does not enforce it" in done.err + done.out) == (4, True), done.out
+    assert "started" not in done.out
+
+
+async def test_a_server_that_is_restarted_costs_no_command_and_no_output(provider: Provider, real: Cluster) -> None:
+    handle = await provider.create(REQUEST)
+    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sh", "-c", COUNT]) as process:
+        await process.stdin.send_all(b"begin\n")
+        seen = await read_until(process, b"\n999\n")
+        await trio.to_thread.run_sync(real.stop, "kube-apiserver")
+        await trio.to_thread.run_sync(real.start_server)
+        seen += await read_until(process, b"\n19999\n")
+        await process.stdin.send_all(b"end\n")
+        ended = await process.wait()
+    await provider.destroy(handle)
+
+    assert ended.code == 7
+    assert seen.split() == [b"%d" % number for number in range(20_000)]
+
+
+async def test_a_kubelet_that_is_restarted_costs_no_command(provider: Provider, real: Cluster) -> None:
+    handle = await provider.create(REQUEST)
+    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sh", "-c", COUNT]) as process:
+        await process.stdin.send_all(b"begin\n")
+        await read_until(process, b"\n999\n")
+        await trio.to_thread.run_sync(real.stop, "kubelet")
+        await trio.to_thread.run_sync(real.start_kubelet)
+        await read_until(process, b"\n19999\n")
+        await process.stdin.send_all(b"end\n")
+        ended = await process.wait()
+    await provider.destroy(handle)
+
+    assert ended.code == 7
+
+
+async def test_a_node_that_is_cordoned_keeps_its_commands(provider: Provider, real: Cluster) -> None:
+    handle = await provider.create(REQUEST)
+    async with provider.open(handle, SandboxSpec()) as workspace:
+        await trio.to_thread.run_sync(real.kubectl, "cordon", "n1")
+        try:
+            assert (await workspace.run(["echo", "still"])).stdout == b"still\n"
+        finally:
+            await trio.to_thread.run_sync(real.kubectl, "uncordon", "n1")
+    await provider.destroy(handle)
+
+
+async def test_a_deleted_pod_is_a_lost_workspace(provider: Provider, real: Cluster) -> None:
+    handle = await provider.create(REQUEST)
+    with trio.fail_after(60):
+        async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sleep", "600"]) as process:
+            await trio.to_thread.run_sync(real.kubectl, "delete", "-n", NAMESPACE, "--wait=false", *pods(real))
+            with pytest.raises(WorkspaceLost, match="somebody deleted pod"):
+                await process.wait()
+    await provider.destroy(handle)
+
+
+def test_a_runner_that_is_killed_leaves_nothing_once_it_was_recovered(project: Project, real: Cluster) -> None:
+    plays(project, "echo work > done; sleep 600")
+    started = project.start("apply", "--yes")
+    until(lambda: "sandbox" in "".join(_states(real)), 120)
+    os.killpg(started.pid, signal.SIGKILL)
+    started.communicate()
+    assert pods(real) != []
+
+    done = project.runner("recover")
+
+    assert done.code == 0, done.err
+    assert pods(real) == []
+
+
+def _states(real: Cluster) -> Iterator[str]:
+    found = json.loads(real.kubectl("get", "pods", "-n", NAMESPACE, "--output=json") or '{"items": []}')
+    for pod in found["items"]:
+        yield from (one["name"] for one in pod["status"].get("containerStatuses", ()) if "running" in one["state"])
