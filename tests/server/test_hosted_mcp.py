@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from mcp.shared.exceptions import MCPError
 
 from runner.mcp.bridge import Bridge, BridgeOptions, Lists
 from tests.support import mcp_server
+from tests.support.folder_contents import folder
+from tests.support.needs import POSTGRES
 from tests.support.server import Served, serving
 from tests.support.situations import Project, until
 
@@ -234,6 +237,39 @@ def test_a_server_that_does_not_end_is_killed_after_30_seconds(project: Project)
         served.process.send_signal(signal.SIGTERM)
         served.process.wait(120)
         assert time.monotonic() - before >= 30
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=[POSTGRES.mark, pytest.mark.nightly])])
+def test_two_homes_with_one_store_host_servers_of_the_same_name(kind: str, project: Project) -> None:
+    if kind == "sqlite":
+        url = f"sqlite://{folder(project.home / 'shared') / 'state.db'}"
+    else:
+        from tests.support.postgres import fresh_url
+
+        url = fresh_url()
+    project.env["RUNNER_DATABASE_URL"] = url
+    other = replace(project, home=folder(project.home / "other"))
+    write(project)
+    with hosting(project) as here:
+        until(lambda: state(here)["state"] == "ready")
+        before = state(here)
+        file = write(other, command=["python3", "-c", PROGRAM.read_text() + "# another"])
+        there = folder(project.home / "manifests")
+        file.rename(there / file.name)
+        write(project)
+        with serving(other, "--mcp-servers", str(there), token="other") as away:
+            until(lambda: state(away)["state"] == "ready")
+            assert not state(away)["pending"]  # its command is the first that is seen there
+            assert other.runner("mcp", "hosted", "restart", "docs").code == 0
+            assert len(other.json("mcp", "hosted", "list")) == len(project.json("mcp", "hosted", "list")) == 1
+            workspace = state(away)["workspace"]
+            until(lambda: [one["type"] for one in events(other, workspace)].count("McpServerStarted") == 2, 60)
+            assert state(away)["workspace"] == workspace
+            assert (ask(here, "echo", text="a"), ask(away, "echo", text="b")) == ("a", "b")
+            assert {**state(here), "detail": ""} == {**before, "detail": ""}
+        (record,) = project.json("mcp", "hosted", "list")
+        assert (record["state"], record["restarts"], record["workspace"]) == ("ready", 0, before["workspace"])
+        assert other.runner("workspace", "destroy", "--discard", workspace).code == 0
 
 
 @pytest.mark.nightly

@@ -135,7 +135,8 @@ def serving(
     project: Project, *options: str, token: str = "tests", says: Sequence[str] = (), ends: int = 0
 ) -> Iterator[Served]:
     """A server with the home of a project; it has to end by itself when it is told to, having said these codes."""
-    secret = create_token(project.settings(), token, ("admin",))
+    store = {name: value for name, value in project.env.items() if name == "RUNNER_DATABASE_URL"}
+    secret = create_token(project.settings(**store), token, ("admin",))
     process = project.start("serve", *options)
     assert process.stdout is not None
     line = process.stdout.readline()

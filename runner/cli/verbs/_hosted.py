@@ -74,18 +74,19 @@ async def _perform(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
     from runner.core.codec import plain
     from runner.ops.mcp import records
 
+    home = records.home_of(env.settings)
     match args.what, getattr(args, "do", ""):
         case "approve", _:
             await _approve(args, env, out)
         case _, "logs":
-            out.raw(await _log(env, await records.find_hosted(env.store, args.name)))
+            out.raw(await _log(env, await records.find_hosted(env.store, args.name, home)))
         case _, "restart":
-            await records.ask_restart(env.store, args.name)
+            await records.ask_restart(env.store, args.name, home)
             line(out, f"{args.name} is to be started anew")
         case _ if args.output == "json":
-            out.json([plain(one) for one in await records.list_hosted(env.store)])
+            out.json([plain(one) for one in await records.list_hosted(env.store, home)])
         case _:
-            for one in await records.list_hosted(env.store):
+            for one in await records.list_hosted(env.store, home):
                 pending = "  changed: runner mcp approve" if one.pending else ""
                 line(out, f"{one.name:<20} {one.state:<9} {moment(one.since)}  {one.detail}{pending}")
 
@@ -112,7 +113,7 @@ async def _approve(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
     from runner.core.sanitize import escape_unprintable
     from runner.ops.mcp import records
 
-    record = await records.find_hosted(env.store, args.name)
+    record = await records.find_hosted(env.store, args.name, records.home_of(env.settings))
     if not record.pending:
         line(out, f"{args.name} is as it was approved")
         return
@@ -121,7 +122,7 @@ async def _approve(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
         out.line(escape_unprintable(each))
     if not args.yes:
         raise UsageError(f"`{args.name}` has changed", hint=f"runner mcp approve {args.name} --yes")
-    await records.approve(env.store, args.name, record.seen)
+    await records.approve(env.store, record)
     line(out, f"{args.name} is approved as it is now")
 
 

@@ -54,9 +54,10 @@ def _for_folder(spec: HostedSpec) -> HostedSpec:
 
 async def _look(env: WorkspaceEnv, servers: Mapping[str, HostedServer]) -> None:
     """Do what people ask for meanwhile, as a host does."""
+    home = records.home_of(env.settings)
     while True:
         await trio.sleep(LOOK_SECONDS)
-        known = {one.name: one for one in await records.list_hosted(env.store)}
+        known = {one.name: one for one in await records.list_hosted(env.store, home)}
         for server in servers.values():
             if (record := known.get(server.spec.name)) is not None:
                 await server.look(record)

@@ -60,7 +60,8 @@ class HostedServer:
     def __init__(self, env: WorkspaceEnv, spec: HostedSpec) -> None:
         self.env, self.spec = env, spec
         self.bridge = Bridge(spec.bridge, self._approve, self._tell)
-        self.record = HostedRecord(name=spec.name)
+        self._home = records.home_of(env.settings)
+        self.record = HostedRecord(name=spec.name, home=self._home)
         self._redactor: Redactor = make_redactor(env.settings)
         self._stream, self._at_line = self._redactor.stream(), True
         self._restarts = Restarts(random.random)
@@ -105,7 +106,7 @@ class HostedServer:
         def changed(one: HostedRecord) -> HostedRecord:
             return replace(one, state=state, detail=text, since=since, crashes=self.record.crashes, **more)
 
-        self.record = await records.change(self.env.store, self.spec.name, changed)
+        self.record = await records.change(self.env.store, self.spec.name, self._home, changed)
 
     def _tell(self, what: str) -> None:
         """Note something that the server should not do."""
@@ -167,7 +168,7 @@ class HostedServer:
                 approved = replace(approved, command=command)
             return replace(one, seen=replace(one.seen, image=image, command=command), approved=approved)
 
-        self.record = await records.change(self.env.store, self.spec.name, seen)
+        self.record = await records.change(self.env.store, self.spec.name, self._home, seen)
         approved = self.record.approved
         if (approved.image, approved.command) == (image, command):
             return True
@@ -182,7 +183,7 @@ class HostedServer:
             first = {kind: items for kind, items in found.items() if getattr(one.approved, kind) is None}
             return replace(one, seen=replace(one.seen, **found), approved=replace(one.approved, **first))
 
-        self.record = await records.change(self.env.store, self.spec.name, seen)
+        self.record = await records.change(self.env.store, self.spec.name, self._home, seen)
         same: Lists = {}
         for kind, items in found.items():
             approved = getattr(self.record.approved, kind)
@@ -356,6 +357,7 @@ class Hosting:
         self.servers = {name: HostedServer(env, spec) for name, spec in specs.items()}  # clients wait for them
         self._env, self._specs = env, specs
         self._path, self._registered = path, env.settings.home / FOLDER
+        self._home = records.home_of(env.settings)
         self._folders = {folder_of(path), str(self._registered)}
         self._wanted, self._looked = trio.Event(), trio.Event()
         self._scopes: dict[str, trio.CancelScope] = {}
@@ -389,11 +391,12 @@ class Hosting:
         await looked.wait()
 
     async def _own(self) -> list[HostedRecord]:
-        return [one for one in await records.list_hosted(self._env.store) if one.folder in self._folders]
+        found = await records.list_hosted(self._env.store, self._home)
+        return [one for one in found if one.home == self._home and one.folder in self._folders]
 
     async def _start(self, server: HostedServer, nursery: trio.Nursery) -> None:
         name = server.spec.name
-        await records.change(self._env.store, name, lambda one: replace(one, folder=server.spec.folder))
+        await records.change(self._env.store, name, self._home, lambda one: replace(one, folder=server.spec.folder))
         self.servers[name], self._scopes[name] = server, trio.CancelScope()
         nursery.start_soon(server.run, self._scopes[name])
 
@@ -418,7 +421,7 @@ class Hosting:
             if row.mcp_server in names and self._env.has(row):
                 await ws.destroy(self._env, row.id, reason="its manifest is gone")
         for name in names:
-            await self._env.store.remove_entry(records.KIND, name)
+            await records.remove(self._env.store, name, self._home)
 
     def _written(self) -> list[tuple[str, int, int]]:
         """Return what tells whether manifests have changed."""

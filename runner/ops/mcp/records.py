@@ -1,23 +1,30 @@
 """Records of hosted servers in the store: how each one is, what was approved of it, and what a person asks of it.
 
 The process that hosts a server writes how it is; a command of a person writes the rest, and the host looks for it.
+Homes that share a store each have their own servers, whatever those are called. What runs use is of all of them: it is
+called by a digest of what is started.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from secrets import token_hex
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from runner.core.codec import decode, encode
-from runner.core.errors import UnknownMcpServer, nearest
+from runner.core.errors import StoreFailed, UnknownMcpServer, nearest
 from runner.core.sanitize import excerpt
+from runner.core.settings import Settings
 from runner.ports.mcp import Lists
 from runner.ports.store import EntryRow, Reader, Store
 
 KIND = "mcp_server"
+_ID = "mcp-home"  # in a home whose store others may share
 
 
 class Approved(Struct, frozen=True, kw_only=True):
@@ -37,6 +44,8 @@ class Approved(Struct, frozen=True, kw_only=True):
 class HostedRecord(Struct, frozen=True, kw_only=True):
     """A hosted server, or one of runs, whose name ends in ``@`` and a digest of what is started.
 
+    ``home`` identifies the home of a hosted one where homes may share the store.
+
     ``since`` is the time of its last change, in microseconds since the epoch, UTC.
 
     ``folder`` has its manifest. ``seen`` is what it has, ``approved`` what was consented to. ``restarts`` counts those
@@ -44,6 +53,7 @@ class HostedRecord(Struct, frozen=True, kw_only=True):
     """
 
     name: str
+    home: str = ""
     state: str = "starting"
     detail: str = ""
     since: int = 0
@@ -60,28 +70,59 @@ class HostedRecord(Struct, frozen=True, kw_only=True):
         return self.seen != self.approved
 
 
-async def list_hosted(store: Reader) -> list[HostedRecord]:
-    return sorted((decode(row.body, HostedRecord) for row in await store.entries(KIND)), key=lambda one: one.name)
+def home_of(settings: Settings) -> str:
+    """Identify a home among those that may share its store; nothing does where the store is in it.
+
+    Raises ``StoreFailed``.
+    """
+    if settings.database_url is None:
+        return ""
+    file = settings.home / _ID
+    part = file.with_name(f".{_ID}-{token_hex(8)}")
+    try:
+        if not file.exists():
+            part.write_text(token_hex(8))
+            with suppress(FileExistsError):  # another process was first
+                os.link(part, file)
+            part.unlink()
+        return file.read_text()
+    except OSError as error:
+        raise StoreFailed(f"`{file}` cannot be used: {error.strerror}", hint="set RUNNER_HOME") from error
 
 
-async def find_hosted(store: Reader, name: str) -> HostedRecord:
+async def list_hosted(store: Reader, home: str) -> list[HostedRecord]:
+    """List the servers of a home, and those of runs."""
+    found = [decode(row.body, HostedRecord) for row in await store.entries(KIND)]
+    return sorted((one for one in found if one.home in ("", home)), key=lambda one: one.name)
+
+
+async def find_hosted(store: Reader, name: str, home: str) -> HostedRecord:
     """Return a record. Raises ``UnknownMcpServer``."""
-    for row in await store.entries(KIND, name=name):
-        return decode(row.body, HostedRecord)
-    names = [row.name for row in await store.entries(KIND)]
-    raise UnknownMcpServer(f"there is no hosted server `{excerpt(name)}`", hint=nearest(name, names))
+    found = {one.name: one for one in await list_hosted(store, home)}
+    if name not in found:
+        raise UnknownMcpServer(f"there is no hosted server `{excerpt(name)}`", hint=nearest(name, [*found]))
+    return found[name]
 
 
-async def change(store: Store, name: str, of: Callable[[HostedRecord], HostedRecord]) -> HostedRecord:
+async def remove(store: Store, name: str, home: str) -> None:
+    await store.remove_entry(KIND, _key(name, home))
+
+
+def _key(name: str, home: str) -> str:
+    return f"{home}/{name}" if home else name
+
+
+async def change(store: Store, name: str, home: str, of: Callable[[HostedRecord], HostedRecord]) -> HostedRecord:
     """Change a record, or make it, whoever else changes it meanwhile."""
+    key = _key(name, home)
     while True:
-        rows = await store.entries(KIND, name=name)
-        before = decode(rows[0].body, HostedRecord) if rows else HostedRecord(name=name)
+        rows = await store.entries(KIND, name=key)
+        before = decode(rows[0].body, HostedRecord) if rows else HostedRecord(name=name, home=home)
         after = of(before)
         if rows and after == before:
             return before
         body = encode(after).decode()
-        row = EntryRow(kind=KIND, name=name, body=body, version=rows[0].version if rows else 0)
+        row = EntryRow(kind=KIND, name=key, body=body, version=rows[0].version if rows else 0)
         if await store.put_entry(row) is not None:
             return after
 
@@ -94,7 +135,7 @@ async def approve_first(store: Store, name: str, found: Lists) -> Lists:
         state = "of runs" if one.state == "starting" else one.state
         return replace(one, state=state, seen=replace(one.seen, **found), approved=replace(one.approved, **first))
 
-    return approved_of(await change(store, name, seen), found)
+    return approved_of(await change(store, name, "", seen), found)
 
 
 def approved_of(record: HostedRecord, found: Lists) -> Lists:
@@ -105,12 +146,12 @@ def approved_of(record: HostedRecord, found: Lists) -> Lists:
     }
 
 
-async def ask_restart(store: Store, name: str) -> HostedRecord:
+async def ask_restart(store: Store, name: str, home: str) -> HostedRecord:
     """Ask the host of a server to start it anew, also one that is not started any more. Raises ``UnknownMcpServer``."""
-    await find_hosted(store, name)
-    return await change(store, name, lambda one: replace(one, restarts=one.restarts + 1))
+    found = await find_hosted(store, name, home)
+    return await change(store, name, found.home, lambda one: replace(one, restarts=one.restarts + 1))
 
 
-async def approve(store: Store, name: str, seen: Approved) -> HostedRecord:
-    """Consent to what was ``seen`` of a server."""
-    return await change(store, name, lambda one: replace(one, approved=seen))
+async def approve(store: Store, record: HostedRecord) -> HostedRecord:
+    """Consent to what a ``record`` says was seen of a server."""
+    return await change(store, record.name, record.home, lambda one: replace(one, approved=record.seen))
