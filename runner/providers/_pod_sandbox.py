@@ -38,6 +38,7 @@ _KUBELET = 10250
 _PAUSE = 0.1
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _NEVER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_NO_CONTAINER = "container not found"  # as kubelets say it
 _TRANSIENT = (ExecRefused, UpstreamFailed, trio.BrokenResourceError)
 
 
@@ -128,13 +129,17 @@ class PodSandbox:
             return WorkspaceLost(f"the pod of {self.what} has failed: {reason or 'for no reason'}: {said}")
         if ended and ended.get("reason") == "OOMKilled":
             return OutOfMemory(f"{self.what} ran out of memory, and its sandbox was killed whole")
-        if self._is_gone or "deletionTimestamp" in (self._pod.get("metadata") or {}):
+        if self._is_deleted:
             return WorkspaceLost(f"somebody deleted pod `{self.name}` of {self.what}")
         if ended:
             return WorkspaceLost(f"the guest of {self.what} has ended: {ended.get('reason')}")
         if self._has_started and self._lacks_node():
             return WorkspaceLost(f"node {self.node}, which runs {self.what}, does not answer")
         return None
+
+    @property
+    def _is_deleted(self) -> bool:
+        return self._is_gone or "deletionTimestamp" in (self._pod.get("metadata") or {})
 
     def _lacks_node(self) -> bool:
         """Tell whether the cluster takes the node for lost: nothing in the pod has changed, and it is not ready."""
@@ -199,6 +204,8 @@ class PodSandbox:
                 return await self._run_once(container, words, stdin, receive)
             except _TRANSIENT as error:
                 why = sanitize(str(error)) or "the connection was lost"
+                if _NO_CONTAINER in why and self._is_deleted and (lost := self.why_lost()):
+                    raise lost from error  # its status says so when all of its containers have ended
                 if trio.current_time() > deadline or (
                     receive is not None and isinstance(error, trio.BrokenResourceError)
                 ):
@@ -290,8 +297,7 @@ class PodSandbox:
 
     def _runs_nothing(self) -> bool:
         """Tell whether a deleted pod has ended; old kubelets leave its object for up to a minute then."""
-        is_deleted = "deletionTimestamp" in (self._pod.get("metadata") or {})
-        return self._is_gone or (is_deleted and self._status.get("phase") in ("Succeeded", "Failed"))
+        return self._is_gone or (self._is_deleted and self._status.get("phase") in ("Succeeded", "Failed"))
 
 
 class BridgeStream(trio.abc.Stream):
