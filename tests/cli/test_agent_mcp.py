@@ -19,7 +19,7 @@ import pytest
 from tests.support import components
 from tests.support.mcp_agent import STAND_IN, anything, call, server, write
 from tests.support.needs import AGENTS
-from tests.support.situations import Done, Project, document, until, write_files
+from tests.support.situations import Done, Project, document, leftovers, until, write_files
 
 KEY = "s3cret-of-the-server"
 MODELS = {"claude": "sonnet", "codex": "gpt-4.1", "gemini": "gemini-2.5-pro", "goose": "gpt-4.1"}
@@ -284,5 +284,5 @@ def test_servers_end_with_their_run_however_that_ends(how: str, project: Project
     if how == "kill":
         assert len(project.json("workspace", "list")) == 3
         assert project.runner("recover").code == 0
-    assert project.json("workspace", "list") == []
+    assert project.json("workspace", "list") == project.json("lease", "list") == leftovers(project.home) == []
     assert project.record()["left_behind"] == []

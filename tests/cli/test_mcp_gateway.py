@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.mcp_agent import server
-from tests.support.situations import Project, until
+from tests.support.situations import Project, leftovers, until
 
 
 class Client:
@@ -92,7 +92,7 @@ def test_a_gateway_that_is_ended_leaves_nothing(number: signal.Signals, project:
         client.process.send_signal(number)
         client.process.wait(60)
     if number is signal.SIGKILL:
+        assert [one["status"] for one in project.json("workspace", "list")] == ["ready"] * 2
         assert project.runner("recover").code == 0
-        for row in project.json("workspace", "list"):
-            assert project.runner("workspace", "destroy", "--discard", row["id"]).code == 0
-    assert project.json("workspace", "list") == []
+    assert project.json("workspace", "list") == project.json("lease", "list") == leftovers(project.home) == []
+    assert {one["state"] for one in project.json("mcp", "hosted", "list")} == {"stopped"}

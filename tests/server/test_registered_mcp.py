@@ -22,7 +22,7 @@ from tests.server.test_hosted_mcp import PROGRAM, ask, events, hosting, state, t
 from tests.support import dockerd
 from tests.support.needs import MEMORY, USERS
 from tests.support.server import Served, create_token, serving
-from tests.support.situations import Project, until
+from tests.support.situations import Project, processes_of, until
 from tests.support.unprivileged import USER, Podman
 
 IMAGE = "runner-tests-mcp:1"
@@ -217,6 +217,8 @@ def test_a_killed_host_leaves_nothing_that_recover_does_not_end(project: Project
         served.process.wait()
         assert project.runner("recover").code == 0
         assert provider == "local" or dockerd.containers(workspace) == []
+        assert processes_of(project.home) == project.json("lease", "list") == []
+        assert [one["state"] for one in project.json("mcp", "hosted", "list")] == ["stopped"]
         assert [row["id"] for row in project.json("workspace", "list")] == [workspace]
         file.rename(file.with_suffix(".off"))  # and whom no manifest names any more goes with the next host
         write(project, "other", **({} if provider == "local" else {"image": dockerd.IMAGE}))

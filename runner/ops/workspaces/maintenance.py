@@ -174,6 +174,8 @@ async def _finish(env: WorkspaceEnv, row: WorkspaceRow) -> CompletedChange:
 
 
 async def _as_begun(held: HeldWorkspace) -> RemovedWorkspace | None:
+    if held.row.mcp_server is not None and not held.row.persistent:  # of a gateway, and its end is that of the client
+        return await finish_destroy(held, discard=True, reason="its gateway has died")
     match held.row.status:
         case S.CREATING | S.PROVISIONING:
             return await finish_destroy(held, discard=True, reason="whoever made it has died")
