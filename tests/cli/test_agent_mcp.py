@@ -86,6 +86,8 @@ def test_each_cli_calls_a_tool_of_a_server_in_a_sandbox_of_its_own(cli: str, pro
     assert "b/hooked" not in changed
 
 
+@pytest.mark.scenario("BEY-01")
+@pytest.mark.scenario("BEY-12")
 def test_each_call_is_judged_outside_and_a_server_that_lies_and_dies_harms_no_other(
     project: Project, tools: Path
 ) -> None:
@@ -208,6 +210,7 @@ def elsewhere() -> Iterator[tuple[int, list[dict[str, str]]]]:
         thread.join()
 
 
+@pytest.mark.scenario("BEY-24")
 def test_a_server_elsewhere_gets_its_credential_outside(project: Project, tools: Path) -> None:
     project.env["KEY"] = KEY
     look = "env | grep -c s3cret; cat ~/.claude/*.json | grep -c far.example; true"
