@@ -90,7 +90,7 @@ class Parser(ArgumentParser):
                 f"`{excerpt(value)}` is not a verb of `{self.prog}`",
                 hint=meant(value, choices) or nearest(value, choices),
             )
-        name = "/".join(action.option_strings) or str(action.metavar)
+        name = "/".join(action.option_strings) or str(action.metavar or action.dest)
         raise UsageError(f"`{excerpt(str(value))}` is not a value of `{name}`", hint=nearest(str(value), choices))
 
     def error(self, message: str) -> NoReturn:

@@ -95,4 +95,6 @@ def test_a_gateway_that_is_ended_leaves_nothing(number: signal.Signals, project:
         assert [one["status"] for one in project.json("workspace", "list")] == ["ready"] * 2
         assert project.runner("recover").code == 0
     assert project.json("workspace", "list") == project.json("lease", "list") == leftovers(project.home) == []
-    assert {one["state"] for one in project.json("mcp", "hosted", "list")} == {"stopped"}
+    listed = project.json("mcp", "hosted", "list")
+    assert {one["state"] for one in listed} == {"stopped"}
+    assert "there is no log of" in project.runner("mcp", "hosted", "logs", listed[0]["name"]).err

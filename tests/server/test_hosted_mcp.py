@@ -195,7 +195,7 @@ def test_what_has_changed_waits_for_consent_and_what_no_manifest_names_goes(proj
             for uri in ("docs://rules", "docs://page"):
                 assert len((await mcp.read_resource(uri)).contents) == 1
 
-    with hosting(project) as served:
+    with hosting(project, says=["mcp.unhealthy"]) as served:
         assert [one["name"] for one in served.get("/mcp-servers")["mcp_servers"]] == ["docs"]  # from the first moment
         trio.run(main, served)
         assert state(served)["pending"] is True

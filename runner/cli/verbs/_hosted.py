@@ -104,10 +104,15 @@ def _alive(record: HostedRecord, env: WorkspaceEnv) -> HostedRecord:
 
 
 async def _log(env: WorkspaceEnv, record: HostedRecord) -> bytes:
+    """Return what a server has written. Raises ``UsageError`` when its workspace is gone, or was a run's."""
     import trio
 
     from runner.core.sanitize import escape_unprintable
     from runner.ops.mcp.hosting import LOG
+
+    if record.workspace is None or not env.folder(record.workspace).is_dir():
+        hint = "a gateway's is there as long as its client; that of a server of a run is in the run's directory"
+        raise UsageError(f"there is no log of `{record.name}`", hint=hint)
 
     def read() -> bytes:
         log = env.folder(record.workspace or "") / LOG

@@ -174,6 +174,8 @@ class HostedServer:
             return True
         what = "command" if approved.image == image else "image"
         await self._become("approval", f"its {what} has changed")
+        text = f"MCP server `{self.spec.name}` is not started: its {what} has changed"
+        self.env.advise(McpServerUnhealthy(text, hint=f"runner mcp approve {self.spec.name}"))
         return False
 
     async def _approve(self, found: Lists) -> Lists:
