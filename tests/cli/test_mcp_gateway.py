@@ -75,6 +75,7 @@ def test_two_servers_are_one_whose_names_tell_them_apart_and_nothing_of_them_sta
             assert json.loads(client.call(f"{name}__seen"))[1]["WHO"] == name
         assert client.call("echo") == "there is no tool `echo`"
         assert client.call("docs__die", code=3) == "the server has ended"
+        assert client.call("other__half") == "the server has ended"
         assert client.call("other__echo", text="here") == "here"
         assert client.call("docs__echo", text="again") == "again"
         assert client.ask("prompts/get", name="docs__greet")["result"]["messages"]
@@ -85,7 +86,11 @@ def test_two_servers_are_one_whose_names_tell_them_apart_and_nothing_of_them_sta
     assert client.process.returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.scenario("BEY-10", only="local"))],
+    ids=["term", "kill"],
+)
 def test_a_gateway_that_is_ended_leaves_nothing(number: signal.Signals, project: Project) -> None:
     project.write(server(), server("other"))
     with gateway(project) as client:

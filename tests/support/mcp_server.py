@@ -14,7 +14,7 @@ TOOLS: list[dict[str, Any]] = [
     {"name": name, "description": f"{name}.", "inputSchema": {"type": "object"}}
     for name in (
         "echo", "slow", "never", "die", "lie", "flood", "garbage", "big", "ask", "progress", "change", "eat", "fill",
-        "seen", "logged", "deaf", "read", "spin",
+        "seen", "logged", "deaf", "read", "spin", "half",
     )
 ]  # fmt: skip
 PROMPTS = [{"name": "greet", "description": "greet."}]
@@ -42,6 +42,9 @@ def call(id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) ->
             os._exit(0)
     elif name == "die":
         os._exit(arguments.get("code", 1))
+    elif name == "half":
+        os.write(1, b'{"jsonrpc":"2.0","id":%d,"result":{"con' % id)
+        os._exit(1)
     elif name == "lie":
         for other in (str(id), id + 1000, -id, True, 1.5, None):
             say(id=other, result={"content": [{"type": "text", "text": "a lie"}]})
