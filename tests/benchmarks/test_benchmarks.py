@@ -14,6 +14,7 @@ from tests.benchmarks import bench_cli, bench_engine, bench_plan
 from tests.benchmarks.measure import doit
 from tests.benchmarks.sizes import SMALL
 from tests.support import dockerd
+from tests.support.cluster.real import CLUSTER
 from tests.support.needs import AGENTS, GIT
 
 HERE = Path(__file__).parent
@@ -21,6 +22,7 @@ NEEDS = {
     "bench_checkout": GIT,
     "bench_clone": GIT,
     "bench_docker": dockerd.DOCKER,
+    "bench_kubernetes": CLUSTER,
     "bench_pool": dockerd.DOCKER,
     "bench_triage": AGENTS,
     "bench_volumes": dockerd.DOCKER,
