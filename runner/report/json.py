@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.core.codec import plain
-from runner.events.record import RunRecord
+from runner.events.record import RunRecord, StepRecord
 from runner.plan.model import Json
 
 FORMAT = "runner/run/v1"
@@ -44,22 +44,7 @@ def record_document(record: RunRecord) -> Json:
         "started": record.started,
         "ended": record.ended,
         "cancelled_by": record.cancelled_by,
-        "steps": [
-            {
-                "id": name,
-                "kind": step.kind,
-                "status": step.status.value,
-                "reused": step.reused,
-                "started": step.started,
-                "ended": step.ended,
-                "outcome": plain(step.outcome),
-                "stopped": [
-                    {"at": at, "stage": reached.stage.value, "reason": reached.reason.value}
-                    for at, reached in step.stop_stages
-                ],
-            }
-            for name, step in record.steps.items()
-        ],
+        "steps": [_step(name, step) for name, step in record.steps.items()],
         "rejected_providers": [
             {"provider": provider, "reason": reason} for provider, reason in record.rejected_providers
         ],
@@ -71,4 +56,19 @@ def record_document(record: RunRecord) -> Json:
         "saved_work": plain(record.saved_work),
         "artifacts": plain(record.artifacts),
         "left_behind": list(record.left_behind),
+    }
+
+
+def _step(name: str, step: StepRecord) -> Json:
+    return {
+        "id": name,
+        "kind": step.kind,
+        "status": step.status.value,
+        "reused": step.reused,
+        "started": step.started,
+        "ended": step.ended,
+        "outcome": plain(step.outcome),
+        "stopped": [
+            {"at": at, "stage": reached.stage.value, "reason": reached.reason.value} for at, reached in step.stop_stages
+        ],
     }
