@@ -84,21 +84,21 @@ async def _perform(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
             await records.ask_restart(env.store, args.name, home)
             line(out, f"{args.name} is to be started anew")
         case _ if args.output == "json":
-            out.json([plain(_alive(one, env)) for one in await records.list_hosted(env.store, home)])
+            out.json([plain(_alive(one, env, home)) for one in await records.list_hosted(env.store, home)])
         case _:
-            for one in [_alive(one, env) for one in await records.list_hosted(env.store, home)]:
+            for one in [_alive(one, env, home) for one in await records.list_hosted(env.store, home)]:
                 pending = "  changed: runner mcp approve" if one.pending else ""
                 line(out, f"{one.name:<20} {one.state:<9} {moment(one.since)}  {one.detail}{pending}")
 
 
-def _alive(record: HostedRecord, env: WorkspaceEnv) -> HostedRecord:
-    """Return a record as it is: a host that was killed wrote no end of its servers."""
+def _alive(record: HostedRecord, env: WorkspaceEnv, home: str) -> HostedRecord:
+    """Return a record as it is: a host of this home that was killed wrote no end of its servers."""
     from msgspec.structs import replace
 
     from runner.artifacts.run_lock import is_locked
 
     runs = record.state in ("starting", "ready", "unhealthy", "waiting") and record.workspace is not None
-    if runs and not is_locked(env.lock(record.workspace or "")):
+    if runs and record.home == home and not is_locked(env.lock(record.workspace or "")):
         return replace(record, state="stopped", detail="its host has died")
     return record
 
