@@ -19,11 +19,10 @@ from runner.core.model import IsolationClass, Limits
 from runner.core.settings import Settings
 from runner.ports.provider import Probe, Provider, SandboxSpec, WorkspaceRequest
 from runner.providers.kubernetes import KubernetesProvider
-from runner.testing.place import read_until
 from tests.support import cluster, dockerd
 from tests.support.cluster.double import NAMESPACE
 from tests.support.needs import ROOT
-from tests.support.providers import PODS, make
+from tests.support.providers import PODS, count_through, make
 from tests.support.situations import REPO, Project, commit, step, write_files
 
 pytestmark = ROOT.mark
@@ -87,20 +86,10 @@ def provider(api: Api, tmp_path: Path) -> Provider:
 
 
 async def test_a_lost_connection_costs_no_command_and_no_output(provider: Provider, api: Api) -> None:
-    handle = await provider.create(REQUEST)
-    script = "read word; i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done; read word; exit 7"
-    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sh", "-c", script]) as process:
+    def cut() -> None:
         api("POST", "/double/cut", {})
-        await process.stdin.send_all(b"begin\n")
-        seen = await read_until(process, b"\n9999\n")
-        await trio.to_thread.run_sync(api, "POST", "/double/cut", {})
-        seen += await read_until(process, b"\n19999\n")
-        await process.stdin.send_all(b"end\n")
-        ended = await process.wait()
-    await provider.destroy(handle)
 
-    assert ended.code == 7
-    assert seen.split() == [b"%d" % number for number in range(20_000)]
+    await count_through(provider, cut, before=cut)
 
 
 @pytest.mark.nightly

@@ -13,16 +13,14 @@ import trio
 
 from runner.core.errors import WorkspaceLost
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
-from runner.testing.place import read_until
 from tests.support import cluster, dockerd
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
-from tests.support.providers import REAL_PODS, make
+from tests.support.providers import REAL_PODS, count_through, make
 from tests.support.situations import REPO, Project, commit, step, until, write_files
 
 pytestmark = [CLUSTER.mark, pytest.mark.nightly]
 
 REQUEST = WorkspaceRequest(id="w-1", run="run-1", nonce="nonce")
-COUNT = "read word; i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done; read word; exit 7"
 
 
 def pods(of: Cluster) -> list[str]:
@@ -90,34 +88,19 @@ def test_a_network_that_no_policy_closes_is_found_before_the_agent_starts(projec
 
 
 async def test_a_server_that_is_restarted_costs_no_command_and_no_output(provider: Provider, real: Cluster) -> None:
-    handle = await provider.create(REQUEST)
-    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sh", "-c", COUNT]) as process:
-        await process.stdin.send_all(b"begin\n")
-        seen = await read_until(process, b"\n999\n")
-        await trio.to_thread.run_sync(real.stop, "kube-apiserver")
-        await trio.to_thread.run_sync(real.start_server)
-        seen += await read_until(process, b"\n19999\n")
-        await process.stdin.send_all(b"end\n")
-        ended = await process.wait()
-    await provider.destroy(handle)
+    def restart() -> None:
+        real.stop("kube-apiserver")
+        real.start_server()
 
-    assert ended.code == 7
-    assert seen.split() == [b"%d" % number for number in range(20_000)]
+    await count_through(provider, restart)
 
 
-async def test_a_kubelet_that_is_restarted_costs_no_command(provider: Provider, real: Cluster) -> None:
-    handle = await provider.create(REQUEST)
-    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sh", "-c", COUNT]) as process:
-        await process.stdin.send_all(b"begin\n")
-        await read_until(process, b"\n999\n")
-        await trio.to_thread.run_sync(real.stop, "kubelet")
-        await trio.to_thread.run_sync(real.start_kubelet)
-        await read_until(process, b"\n19999\n")
-        await process.stdin.send_all(b"end\n")
-        ended = await process.wait()
-    await provider.destroy(handle)
+async def test_a_kubelet_that_is_restarted_costs_no_command_and_no_output(provider: Provider, real: Cluster) -> None:
+    def restart() -> None:
+        real.stop("kubelet")
+        real.start_kubelet()
 
-    assert ended.code == 7
+    await count_through(provider, restart)
 
 
 async def test_a_node_that_is_cordoned_keeps_its_commands(provider: Provider, real: Cluster) -> None:

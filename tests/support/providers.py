@@ -6,11 +6,12 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import trio
 from msgspec.structs import replace
 
 from runner.core.model import Exit, Handle, StopStage
 from runner.core.settings import Settings
-from runner.ports.provider import Provider, WorkspaceRequest
+from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
 from runner.providers.docker import RUNC, DockerProvider
 from runner.providers.gvisor import RUNSC
 from runner.providers.kubernetes import KubernetesProvider
@@ -20,7 +21,7 @@ from runner.sandbox import container_init
 from runner.sandbox.docker_api import Engine
 from runner.sandbox.volume_docker import VolumeDocker
 from runner.testing.outside import alive, pids
-from runner.testing.place import LEAVES, STUBBORN
+from runner.testing.place import LEAVES, STUBBORN, read_until
 from tests.support import cluster, dockerd, unprivileged
 from tests.support.fake_provider import FakeProvider, Scripted
 
@@ -86,6 +87,26 @@ def in_pods(home: Path, kubeconfig: Path, grace: float) -> Provider:
         "RUNNER_KUBERNETES_NAMESPACE": "agents",
     }
     return PodsOnTestImage(Settings.from_env(env), grace=grace)
+
+
+async def count_through(
+    provider: Provider, interrupt: Callable[[], object], *, before: Callable[[], object] = lambda: None
+) -> None:
+    """Count in a workspace, interrupted in the middle: each number comes once, and the status of the command."""
+    script = "read word; i=0; while [ $i -lt 20000 ]; do echo $i; i=$((i+1)); done; read word; exit 7"
+    handle = await provider.create(WorkspaceRequest(id="w-1", run="run-1", nonce="nonce"))
+    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sh", "-c", script]) as process:
+        await trio.to_thread.run_sync(before)
+        await process.stdin.send_all(b"begin\n")
+        seen = await read_until(process, b"\n9999\n")
+        await trio.to_thread.run_sync(interrupt)
+        seen += await read_until(process, b"\n19999\n")
+        await process.stdin.send_all(b"end\n")
+        ended = await process.wait()
+    await provider.destroy(handle)
+
+    assert ended.code == 7
+    assert seen.split() == [b"%d" % number for number in range(20_000)]
 
 
 def _scripted(argv: Sequence[str]) -> Scripted:

@@ -83,10 +83,12 @@ async def _perform(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
         case _, "restart":
             await records.ask_restart(env.store, args.name, home)
             line(out, f"{args.name} is to be started anew")
-        case _ if args.output == "json":
-            out.json([plain(_alive(one, env, home)) for one in await records.list_hosted(env.store, home)])
         case _:
-            for one in [_alive(one, env, home) for one in await records.list_hosted(env.store, home)]:
+            found = [_alive(one, env, home) for one in await records.list_hosted(env.store, home)]
+            if args.output == "json":
+                out.json([plain(one) for one in found])
+                return
+            for one in found:
                 pending = "  changed: runner mcp approve" if one.pending else ""
                 line(out, f"{one.name:<20} {one.state:<9} {moment(one.since)}  {one.detail}{pending}")
 
