@@ -40,6 +40,7 @@ async def talk(
             await attach()
             with trio.move_on_after(_DRAIN):
                 await over.wait()
+                return  # how it ended is said with its last words
             finish("closed its output")
         except ServerRefused as error:
             finish(str(error))
