@@ -13,6 +13,7 @@ import pytest
 import runner
 
 ROOT = Path(runner.__file__).parent
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 LAYERS = [  # top first; rooms in one set do not import each other
     {"__main__"},
@@ -143,3 +144,11 @@ def test_a_test_skips_for_want_of_a_component_only() -> None:
     assert [str(file.relative_to(tests)) for file in tests.rglob("*.py") if other.search(file.read_text())] == [
         "support/needs.py"
     ]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_function_is_longer_than_a_page(path: Path) -> None:
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, Function)]
+    long = {node.name: node.end_lineno - node.lineno + 1 for node in functions if node.end_lineno is not None}
+
+    assert {name: lines for name, lines in long.items() if lines > 60} == {}

@@ -87,16 +87,13 @@ async def execute_run(
     record = RunRecord(id=id)
     lease_holder = LeaseHolder(record.workspace, RunHolder(id), deps.lease)
     journal = _Journal(record, append, control, lease_holder)
-    await journal.write(
-        _started(plan, digest, deps, key=key, manifests=manifests, resumption=resumption),
-        *(ev.WarningIssued(warning.code, warning.message) for warning in warnings),
-    )
+    await journal.write(*_begun(plan, digest, deps, warnings, key=key, manifests=manifests, resumption=resumption))
     reused = resumption.reused if resumption is not None else {}
     last: list[ev.Event] = []
+    events = EventBuffer(journal.emit)
     try:
         with control.sandboxes:
             async with trio.open_nursery() as services:
-                events = EventBuffer(journal.emit)
                 run = RunContext(
                     id=id,
                     plan=plan,
@@ -112,33 +109,27 @@ async def execute_run(
                     attempt=resumption.attempt if resumption is not None else None,
                     secrets=secrets or {},
                 )
-                phases = _PhaseRunner(run=run, record=record, plan=plan, control=control, reused=reused)
                 services.start_soon(_keep_lease, journal, plan.stop_budget_seconds)
-                try:
-                    await _work(phases)
-                finally:
-                    await _finalize(phases)
+                await _run_phases(_PhaseRunner(run=run, record=record, plan=plan, control=control, reused=reused))
                 services.cancel_scope.cancel()
     except* LeaseLost:
         # The workspace is another's now, and whatever of it is left. That this run has ended is still for us to say.
         last += (ev.StepEnded(name, _LOST) for name in record.unfinished())
-    outcome = verdict(record, control)
-    text = "what was written before secret {} was known may show it"
-    last += (ev.WarningIssued("secret.late", text.format(name)) for name in deps.redact.late)
-    await journal.write(*last, ev.RunEnded(outcome, exit_code(outcome)))
+    await journal.write(*last, *_ended(record, control, deps))
     return record
 
 
-def _started(
+def _begun(
     plan: RunPlan,
     digest: str,
     deps: RunDependencies,
+    warnings: Sequence[RunnerError],
     *,
     key: str | None,
     manifests: str | None,
     resumption: ResumeState | None,
-) -> ev.RunStarted:
-    return ev.RunStarted(
+) -> list[ev.Event]:
+    started = ev.RunStarted(
         name=plan.name,
         plan=digest,
         runner=__version__,
@@ -152,6 +143,7 @@ def _started(
         routine=tuple(step.id for step in plan.steps if step.routine),
         open_network=tuple(step.id for step in plan.steps if network_of(step).open),
     )
+    return [started, *(ev.WarningIssued(warning.code, warning.message) for warning in warnings)]
 
 
 _LOST = failed(Reason.LEASE, "its workspace was taken over by another")
@@ -241,6 +233,20 @@ async def record_skipped_run(
     for recorded in await append(id, events, None):
         fold(record, recorded)
     return record
+
+
+def _ended(record: RunRecord, control: RunCancellation, deps: RunDependencies) -> list[ev.Event]:
+    outcome = verdict(record, control)
+    text = "what was written before secret {} was known may show it"
+    late = [ev.WarningIssued("secret.late", text.format(name)) for name in deps.redact.late]
+    return [*late, ev.RunEnded(outcome, exit_code(outcome))]
+
+
+async def _run_phases(phases: _PhaseRunner) -> None:
+    try:
+        await _work(phases)
+    finally:
+        await _finalize(phases)
 
 
 async def _work(phase: _PhaseRunner) -> None:

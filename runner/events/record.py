@@ -210,8 +210,14 @@ class RunRecord(Struct, kw_only=True):
         self.slot = self.pool_miss = self.preloaded = None
 
 
-def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR0912, PLR0915  # one arm an event type
+def fold(record: RunRecord, recorded: ev.Recorded) -> None:
     """Advance a record by one event, in place."""
+    for part in (_fold_course, _fold_place, _fold_work, _fold_use, _fold_warning):
+        part(record, recorded)
+
+
+def _fold_course(record: RunRecord, recorded: ev.Recorded) -> None:
+    """Take what says how far the run and its steps are."""
     match recorded.event:
         case ev.RunStarted() as started:
             record.name, record.plan, record.key = started.name, started.plan, started.key
@@ -234,6 +240,20 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.warnings += (("step.warning", f"{step}: {text}") for text in outcome.warnings)
         case ev.CommandFailed(step=step) as failure:
             record.steps[step].failure = record.steps[step].failure or failure
+        case ev.StopStageReached(step=step) as reached:
+            record.steps[step].stop_stages.append((recorded.at, reached))
+        case ev.CancelRequested(reason=reason):
+            record.cancelled_by = reason
+        case ev.RunEnded(outcome=outcome, exit_code=exit_code):
+            record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
+            record.ended = recorded.at
+        case ev.ChecksFinished(step=step, checks=checks):
+            record.checks[step] = checks
+
+
+def _fold_place(record: RunRecord, recorded: ev.Recorded) -> None:
+    """Take what says where the run is, and what it holds."""
+    match recorded.event:
         case ev.ResourceIntended(kind=kind, name=name, place=place):
             record.resources[kind, name] = place
         case ev.ResourceRemoved(kind=kind, name=name):
@@ -242,12 +262,6 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.resources["lease", workspace] = lease
         case ev.LeaseReleased(workspace=workspace):
             record.resources.pop(("lease", workspace), None)
-        case ev.FileInjected(path=path, sha256=sha256):
-            record.injected_files[path] = sha256
-        case ev.ProtectedPathsHashed(digests=digests):
-            record.protected = digests
-        case ev.BaseCommitRecorded(commit=commit):
-            record.base = commit
         case ev.ProviderChosen(provider=provider, isolation=isolation):
             record.provider, record.isolation = provider, isolation
         case ev.ProviderRejected(provider=provider, reason=reason):
@@ -255,8 +269,6 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
         case ev.FallbackStarted(step=step, provider=provider, reason=reason, attempt=attempt, repeated=repeated):
             record.rejected_providers.append((provider, f"{step}: {reason}"))
             record.begin_attempt(attempt, repeated)
-        case ev.RetryScheduled(step=step, operation=operation, code=code, reason=reason):
-            record.warnings.append((code, f"{step}: {operation} failed and was tried again: {reason}"))
         case ev.SlotClaimed(slot=slot):
             record.slot, record.pool_miss = slot, None
         case ev.PoolMissed(reason=reason):
@@ -265,11 +277,43 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.observed = observed
         case ev.LogOpened(path=path):
             record.log = path
+
+
+def _fold_work(record: RunRecord, recorded: ev.Recorded) -> None:
+    """Take what the agent was given and what it made."""
+    match recorded.event:
+        case ev.FileInjected(path=path, sha256=sha256):
+            record.injected_files[path] = sha256
+        case ev.ProtectedPathsHashed(digests=digests):
+            record.protected = digests
+        case ev.BaseCommitRecorded(commit=commit):
+            record.base = commit
         case ev.ContextPreloaded() as preloaded:
             record.preloaded = preloaded
+        case ev.AgentStarted(argv=argv, version=version):
+            record.argv, record.version = argv, version
+        case ev.CommandsReportedByAgent() as seen:
+            record.commands = seen
+        case ev.ViolationsFound(violations=violations):
+            record.violations += violations
+        case ev.SnapshotPublished() as snapshot:
+            record.snapshot = snapshot
+        case ev.AgentCommitsImported() as commits:
+            record.commits = commits
+        case ev.WorkSaved(saved_work=saved_work):
+            record.saved_work = saved_work
+        case ev.ArtifactsCopied() as copied:
+            record.artifacts = copied
+
+
+def _fold_use(record: RunRecord, recorded: ev.Recorded) -> None:
+    """Take what was used of models, clusters, hosts and MCP servers."""
+    match recorded.event:
         case ev.ModelRequestFinished(model=model, usage=usage):
             if model:
                 record.models[model] = record.models.get(model, Usage()) + usage
+        case ev.UsageReportedByAgent(usage=usage):
+            record.reported_usage = usage
         case ev.ClusterAccessOpened(context=context, server=server, namespace=namespace):
             record.cluster = record.cluster or ClusterUse(context=context, server=server, namespace=namespace)
         case ev.ClusterRequestFinished(verb=verb, resource=resource, refusal=refusal, count=count) if (
@@ -281,46 +325,26 @@ def fold(record: RunRecord, recorded: ev.Recorded) -> None:  # noqa: C901, PLR09
             record.network[key] = record.network.get(key, HostUse(place=key[0], refusal=key[1])).with_one(ended)
         case ev.McpServerStarted(server=server, tools=tools) if server:
             record.mcp_servers[server] = tools
-        case ev.McpServerEnded(server=server, how=how, pause_seconds=pause) if server:
-            again = "" if pause is None else "; it was started anew" if not pause else f"; again after {pause:.0f} s"
-            record.warnings.append(("mcp.ended", f"MCP server {server}: {how}{again}"))
         case ev.McpCallEnded(server=server, tool=tool, verdict=verdict) as call:
             known_use = record.mcp.get((server, tool, verdict), McpUse(server=server, tool=tool, verdict=verdict))
             record.mcp[server, tool, verdict] = known_use.with_one(call)
-        case ev.AgentStarted(argv=argv, version=version):
-            record.argv, record.version = argv, version
-        case ev.CommandsReportedByAgent() as seen:
-            record.commands = seen
-        case ev.UsageReportedByAgent(usage=usage):
-            record.reported_usage = usage
+
+
+def _fold_warning(record: RunRecord, recorded: ev.Recorded) -> None:
+    """Take what somebody should look at."""
+    match recorded.event:
+        case ev.McpServerEnded(server=server, how=how, pause_seconds=pause) if server:
+            again = "" if pause is None else "; it was started anew" if not pause else f"; again after {pause:.0f} s"
+            record.warnings.append(("mcp.ended", f"MCP server {server}: {how}{again}"))
+        case ev.RetryScheduled(step=step, operation=operation, code=code, reason=reason):
+            record.warnings.append((code, f"{step}: {operation} failed and was tried again: {reason}"))
         case ev.WarningIssued(code=code, message=message):
             record.warnings.append((code, message))
-        case ev.CancelRequested(reason=reason):
-            record.cancelled_by = reason
-        case ev.ViolationsFound(violations=violations):
-            record.violations += violations
-        case ev.ChecksFinished(step=step, checks=checks):
-            record.checks[step] = checks
-        case ev.SnapshotPublished() as snapshot:
-            record.snapshot = snapshot
-        case ev.AgentCommitsImported() as commits:
-            record.commits = commits
-        case ev.WorkSaved(saved_work=saved_work):
-            record.saved_work = saved_work
-        case ev.ArtifactsCopied() as copied:
-            record.artifacts = copied
-        case ev.RunEnded(outcome=outcome, exit_code=exit_code):
-            record.status, record.outcome, record.exit_code = outcome.status, outcome, exit_code
-            record.ended = recorded.at
-        case ev.StopStageReached(step=step) as reached:
-            record.steps[step].stop_stages.append((recorded.at, reached))
         case ev.OomKilled(step=step, count=count):
             killed = "a process" if count == 1 else f"{count} processes"
             record.warnings.append(("step.oom", f"{step}: out of memory, the kernel killed {killed}"))
         case ev.ProcessEscaped(step=step, detail=detail):
             record.warnings.append(("provider.escaped", f"{step}: {detail}"))
-        case ev.ImagePullProgressed() | ev.ResourceCreated() | ev.ResourceRemovalStarted() | ev.LeaseRefreshed():
-            pass
 
 
 def replay(run: str, history: Iterable[ev.Recorded]) -> RunRecord:

@@ -443,6 +443,17 @@ class VerifySpec(Struct, frozen=True, kw_only=True):
         return bool(self.setup or self.required or self.forbidden or self.commands)
 
 
+class SetupSpec(Struct, frozen=True):
+    commands: tuple[Command, ...]
+    timeout_seconds: float  # of each command
+    may_fail: bool
+
+
+class SnapshotSpec(Struct, frozen=True):
+    branch: str | None
+    needs_change: bool
+
+
 class RunSpec(Struct, frozen=True, kw_only=True):
     """One incident run, complete. ``origins`` maps a step kind, feature or field to the manifest line that decided it;
     ``group`` is the document's name, shared by the members of a matrix; ``outputs`` maps names to files,
@@ -474,9 +485,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     demands: tuple[Demand, ...]
     networks: Mapping[str, NetworkSpec]  # by step
     best_effort: bool
-    setup: tuple[Command, ...]
-    setup_timeout_seconds: float
-    setup_may_fail: bool
+    setup: SetupSpec
     project: str
     shared: bool
     unprotected: tuple[str, ...]
@@ -488,9 +497,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     policies: tuple[PolicySpec, ...]
     verify: VerifySpec | None
     message: str
-    snapshot_branch: str | None
-    wants_snapshot: bool
-    wants_change: bool
+    snapshot: SnapshotSpec | None
     timeouts: Mapping[str, float]
     deadline_seconds: float
     stop_budget_seconds: float

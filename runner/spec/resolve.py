@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from runner.core.errors import (
@@ -35,14 +36,18 @@ from runner.spec.messages import message_faults, messages_of, webhook_of
 from runner.spec.model import (
     CommandCheck,
     CommitFact,
+    Demand,
     Facts,
     Lent,
+    McpServer,
     ModelSpec,
     PolicySpec,
     ReportCheck,
     RunFacts,
     RunSpec,
     ScriptSpec,
+    SetupSpec,
+    SnapshotSpec,
     VerifySpec,
     Wanted,
 )
@@ -77,10 +82,33 @@ def resolve(
     documents come from a fork: they get no host mounts and no weaker provider, and policies only tighten. With
     ``record_network`` each step reaches every public host, as far as policies let it.
     """
-    run, agent, types = selected.spec, selected.agent, selected.agent_type
-    name, workspace = selected.name, agent.workspace
+    found = facts.of(selected.name)
+    parts, findings = _parts_of(selected, settings, facts, untrusted=untrusted, record_network=record_network)
+    spec = _spec_of(selected, settings, found, parts, untrusted=untrusted)
+    known = {need: outputs[need] for need in selected.spec.needs if need in outputs}
+    if found.lacks(Wanted.INCIDENT) is None:
+        findings += template_faults(selected, spec, found.incident, known)
+    return spec, findings
+
+
+class _Parts(Struct, frozen=True, kw_only=True):
+    """What a run needs more than its documents for, and what was found to be wrong about."""
+
+    needs: FactsRequest
+    checkout: Checkout | None
+    branch: str
+    policies: tuple[PolicySpec, ...]
+    own: OwnPolicy | None
+    networks: Mapping[str, NetworkSpec]
+    demands: tuple[Demand, ...]
+    servers: tuple[McpServer, ...]
+
+
+def _parts_of(
+    selected: Selected, settings: Settings, facts: Facts, *, untrusted: bool, record_network: bool
+) -> tuple[_Parts, list[RunnerError]]:
     needs, _ = facts_request(selected, settings, untrusted=untrusted)
-    found = facts.of(name)
+    found = facts.of(selected.name)
     checkout, branch = _pinned(needs.checkout, found.commit)
     policies, own, faults = policies_of(
         selected.policies, found.policy, untrusted=untrusted, sets=network_sets(selected, found, ceiling=True)
@@ -92,16 +120,28 @@ def resolve(
     networks, added_at, refused = _networks(
         selected, found, own, policies, untrusted=untrusted, may=may, record_network=record_network
     )
-    findings += refused
-    demands = demands_of(selected, settings, networks, added_at=added_at)
-    lent = found.lent or Lent(needs.toolchains)
-    task = TaskContext(**dict(run.task)) if run.task else TaskContext()
-    findings += message_faults(selected, untrusted=untrusted)
-    messages, secrets = messages_of(selected)
     servers = mcp_servers_of(selected, found, network_sets(selected, found))
+    findings += (*refused, *message_faults(selected, untrusted=untrusted))
     findings += mcp_faults(selected, servers, found, policies)
-    spec = RunSpec(
-        name=name,
+    parts = _Parts(
+        needs=needs,
+        checkout=checkout,
+        branch=branch,
+        policies=policies,
+        own=own,
+        networks=networks,
+        demands=demands_of(selected, settings, networks, added_at=added_at),
+        servers=servers,
+    )
+    return parts, findings
+
+
+def _spec_of(selected: Selected, settings: Settings, found: RunFacts, parts: _Parts, *, untrusted: bool) -> RunSpec:
+    run, agent, needs, policies = selected.spec, selected.agent, parts.needs, parts.policies
+    lent = found.lent or Lent(needs.toolchains)
+    messages, secrets = messages_of(selected)
+    return RunSpec(
+        name=selected.name,
         origin=selected.run.origin(),
         agent=agent.agent,
         script=_script(agent, needs.script),
@@ -110,27 +150,21 @@ def resolve(
         prompt=run.prompt,
         user=agent.prompt.user,
         env=dict(agent.env),
-        task=task,
+        task=TaskContext(**dict(run.task)) if run.task else TaskContext(),
         incident=needs.incident,
-        checkout=checkout,
-        branch=branch,
+        checkout=parts.checkout,
+        branch=parts.branch,
         providers=needs.providers,
-        providers_at=types.place("workspace", "providers"),
+        providers_at=selected.agent_type.place("workspace", "providers"),
         base_image=needs.base_image,
         pull=needs.pull,
-        isolation=max(
-            IsolationClass(workspace.isolation),
-            *(p.min_isolation for p in policies),
-            IsolationClass.NAMESPACES if untrusted else IsolationClass.NONE,
-        ),
+        isolation=_isolation(agent, policies, untrusted=untrusted),
         limits=limits_of(selected, settings),
-        warm=warm_of(selected, settings, policies, lent.toolchains, networks),
-        demands=demands,
-        networks=networks,
-        best_effort=workspace.resource_limits.enforcement == "best_effort",
-        setup=tuple(argv_of(c) for c in workspace.setup_commands),
-        setup_timeout_seconds=workspace.setup.timeout,
-        setup_may_fail=workspace.setup.on_failure == "warn",
+        warm=warm_of(selected, settings, policies, lent.toolchains, parts.networks),
+        demands=parts.demands,
+        networks=parts.networks,
+        best_effort=agent.workspace.resource_limits.enforcement == "best_effort",
+        setup=_setup(agent),
         project=selected.project.name if selected.project else DEFAULT_PROJECT,
         shared=selected.shares_project,
         unprotected=_unprotected(selected),
@@ -142,32 +176,37 @@ def resolve(
         policies=policies,
         verify=_verify(run),
         message=run.snapshot.message if run.snapshot and run.snapshot.message else DEFAULT_MESSAGE,
-        snapshot_branch=run.snapshot.branch if run.snapshot else None,
-        wants_snapshot=run.snapshot is not None,
-        wants_change=run.snapshot is not None and not run.snapshot.allow_empty,
+        snapshot=SnapshotSpec(run.snapshot.branch, not run.snapshot.allow_empty) if run.snapshot else None,
         timeouts=dict(agent.timeouts),
         deadline_seconds=run.timeout,
         stop_budget_seconds=agent.stop_budget,
-        origins=_origins(selected, own) | {demand.feature.value: demand.origin for demand in demands},
+        origins=_origins(selected, parts.own) | {demand.feature.value: demand.origin for demand in parts.demands},
         needs=selected.needs,
         group=selected.group,
         max_parallel=run.matrix.max_parallel if run.matrix else None,
         outputs={output: found.file for output, found in run.outputs.items()},
         secrets=(*secrets_of(selected), *secrets, *mcp_secrets(selected)),
-        mcp_servers=servers,
+        mcp_servers=parts.servers,
         webhook=webhook_of(selected),
         messages=messages,
         skills=tuple(agent.skills),
         debug=run.debug,
-        member=name if run.matrix and (run.matrix.agent_type or run.matrix.model) else "",
+        member=selected.name if run.matrix and (run.matrix.agent_type or run.matrix.model) else "",
         cluster=cluster_of(selected, needs.cluster, found.cluster),
         preload=tuple(run.context.preload),
         namespace=namespace_of(selected, found.incident),
     )
-    known = {need: outputs[need] for need in run.needs if need in outputs}
-    if found.lacks(Wanted.INCIDENT) is None:
-        findings += template_faults(selected, spec, found.incident, known)
-    return spec, findings
+
+
+def _isolation(agent: AgentTypeSpec, policies: Sequence[PolicySpec], *, untrusted: bool) -> IsolationClass:
+    least = IsolationClass.NAMESPACES if untrusted else IsolationClass.NONE
+    return max(IsolationClass(agent.workspace.isolation), *(p.min_isolation for p in policies), least)
+
+
+def _setup(agent: AgentTypeSpec) -> SetupSpec:
+    workspace = agent.workspace
+    commands = tuple(argv_of(c) for c in workspace.setup_commands)
+    return SetupSpec(commands, workspace.setup.timeout, workspace.setup.on_failure == "warn")
 
 
 def _networks(

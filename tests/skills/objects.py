@@ -44,6 +44,19 @@ def running(minutes: float = 12) -> Object:
 RUNNING: Object = {"running": {"startedAt": ago(12)}}
 
 
+def _container(image: str, cpu: str | None) -> Object:
+    limits = {"memory": "256Mi"} | ({"cpu": cpu} if cpu is not None else {})
+    return {
+        "name": "app",
+        "image": image,
+        "resources": {"limits": limits, "requests": {"memory": "128Mi"}},
+        "ports": [{"containerPort": 8080, "name": "http"}],
+        "env": [{"name": "DB_PASSWORD", "value": "hunter2"}, {"name": "GREETING", "value": "of-the-environment"}],
+        "args": ["--key", "of-the-environment"],
+        "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5},
+    }
+
+
 def pod(
     name: str,
     ns: str = "payments",
@@ -75,17 +88,7 @@ def pod(
         metadata["ownerReferences"] = [{"apiVersion": GROUPS[kind], "kind": kind, "name": owned_by, "controller": True}]
     if deleted is not None:
         metadata |= {"deletionTimestamp": ago(deleted), "deletionGracePeriodSeconds": 30}
-    box = {
-        "name": "app",
-        "image": image,
-        "resources": {"limits": {"memory": "256Mi"}, "requests": {"memory": "128Mi"}},
-        "ports": [{"containerPort": 8080, "name": "http"}],
-        "env": [{"name": "DB_PASSWORD", "value": "hunter2"}, {"name": "GREETING", "value": "of-the-environment"}],
-        "args": ["--key", "of-the-environment"],
-        "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5},
-    }
-    if cpu is not None:
-        box["resources"] = {"limits": {"memory": "256Mi", "cpu": cpu}, "requests": {"memory": "128Mi"}}
+    box = _container(image, cpu)
     run = {"name": "app", "image": image, "imageID": "", "ready": ready, "restartCount": restarts, "state": state}
     given: dict[str, Any] = {"phase": phase, "conditions": list(conditions), **status}
     if node is not None and "reason" not in status:

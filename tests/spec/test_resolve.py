@@ -95,7 +95,7 @@ def test_protected_paths_of_project_and_agent_type_unite_where_they_can_be_kept(
 def test_commands_that_are_text_go_to_a_shell_and_lists_do_not(tmp_path: Path) -> None:
     spec, _ = resolved(tmp_path, {"setup_commands": ["npm ci", ["npm", "test"]]})
 
-    assert spec.setup == (("sh", "-c", "npm ci"), ("npm", "test"))
+    assert spec.setup.commands == (("sh", "-c", "npm ci"), ("npm", "test"))
 
 
 def test_hooks_of_the_agent_type_come_before_those_of_the_run(tmp_path: Path) -> None:
@@ -111,19 +111,16 @@ def test_an_agent_with_a_model_has_its_budget_and_no_key(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "wants"),
+    ("snapshot", "needs_change"),
     [
-        pytest.param(None, (False, False), id="none"),
-        pytest.param({"message": "m"}, (True, True), id="a snapshot needs a change"),
-        pytest.param({"message": "m", "allow_empty": True}, (True, False), id="unless an empty one is allowed"),
+        pytest.param({"message": "m"}, True, id="a snapshot needs a change"),
+        pytest.param({"message": "m", "allow_empty": True}, False, id="unless an empty one is allowed"),
     ],
 )
-def test_a_run_that_publishes_needs_a_change(
-    tmp_path: Path, snapshot: dict[str, object] | None, wants: tuple[bool, bool]
-) -> None:
-    spec, _ = resolved(tmp_path, run={"snapshot": snapshot} if snapshot else {})
+def test_a_run_that_publishes_needs_a_change(tmp_path: Path, snapshot: dict[str, object], needs_change: bool) -> None:
+    spec, _ = resolved(tmp_path, run={"snapshot": snapshot})
 
-    assert (spec.wants_snapshot, spec.wants_change) == wants
+    assert spec.snapshot.needs_change == needs_change
 
 
 @pytest.mark.parametrize(

@@ -199,12 +199,12 @@ async def start_in(
             files = RunFiles(paths.directory, deps.redact.text)
             append = event_writer(store, [files, copy, *sinks, *telling_of, handle.sink, tell], deps.redact)
             try:
+                blocker = _blocked(handle, handles)
+                outputs = {} if blocker else outputs_for(plan, handles, settings)
                 begin: Callable[..., Awaitable[RunRecord]]
-                outputs: dict[str, dict[str, object]] = {}
-                if blocker := _blocked(handle, handles):
+                if blocker:
                     begin = partial(record_skipped_run, plan, reason=blocker, rehearsal=rehearsal)
                 else:
-                    outputs = outputs_for(plan, handles, settings)
                     ready = replace(plan, values={**plan.values, "outputs": outputs})
                     begin = partial(execute_run, ready, paths=paths, deps=deps, control=handle.control)
                     begin = partial(begin, secrets=values[name], warnings=warnings)
@@ -217,26 +217,27 @@ async def start_in(
             except RunExists as taken:
                 files.discard()
                 copy.discard()
-                advise(Attached(f"{taken.message}: attached to it, nothing is started"))
-                record = await _attach(handle, taken.run, settings, sinks)
+                record = await _attach(handle, taken, settings, sinks, advise)
             copy.finish(record)
             handle.end(record)
 
     started = StartedRuns(handles)
-    needs = {plan.name: plan.needs for plan in planned.plan.runs}
-    sending, work = open_copies(settings, store, deps.redact), partial(execute, Graph(needs), one)
-    telemetry = open_telemetry(settings, advise)
+    work = partial(execute, Graph({plan.name: plan.needs for plan in planned.plan.runs}), one)
+    sending, telemetry = open_copies(settings, store, deps.redact), open_telemetry(settings, advise)
     async with telemetry as telling_of, sending as copies, ended_with(started, store, work):
         yield started
     records = [handle.record for handle in handles.values() if handle.record is not None]
     write_comparisons([read_account(record, run_directory(settings.home, record.id)) for record in records])
 
 
-async def _attach(handle: RunHandle, run: str, settings: Settings, sinks: Sequence[Sink]) -> RunRecord:
+async def _attach(
+    handle: RunHandle, taken: RunExists, settings: Settings, sinks: Sequence[Sink], advise: Advise
+) -> RunRecord:
     """Follow the earlier run that has the key of this one, to its end."""
-    handle.attach(run)
-    lost = partial(is_run_lost, handle.store, settings.home, run)
-    return await follow(run, handle.store, sinks, handle.control, is_lost=lost)
+    advise(Attached(f"{taken.message}: attached to it, nothing is started"))
+    handle.attach(taken.run)
+    lost = partial(is_run_lost, handle.store, settings.home, taken.run)
+    return await follow(taken.run, handle.store, sinks, handle.control, is_lost=lost)
 
 
 @asynccontextmanager

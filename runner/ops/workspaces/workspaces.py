@@ -207,12 +207,7 @@ async def create(
     Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
     ``IsolationTooWeak``, ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
     """
-    if options.path is not None and options.url is not None:
-        raise UsageError("a workspace is made from a directory or a URL, not both", hint="leave one of them out")
-    if options.branch is not None and options.url is None:
-        raise UsageError("--branch is the branch of a --url")
-    if unknown := unknown_tools(options.tools or ()):
-        raise unknown
+    _check(options)
     settings = env.settings
     rows = await env.store.workspaces()
     await require_room(env.store, settings.max_workspaces, options.id)
@@ -222,10 +217,9 @@ async def create(
         chosen = await choose_provider(env, options.provider, options.image, adopting=path is not None)
     if options.isolated:
         require_isolation(chosen.probe)
-    git = env.deps.git
     source: ResolvedRef | SavedSnapshot | None = options.snapshot
     if options.url is not None:
-        source = await git.resolve_url(options.url, branch=options.branch, commit=None)
+        source = await env.deps.git.resolve_url(options.url, branch=options.branch, commit=None)
     on_shared_disk = path is not None or (project is not None and not project.workspace_isolation)
     probe = chosen.probe.on_shared_disk() if on_shared_disk else chosen.probe
     limits, not_enforced = limits_of(settings, probe, options.limits)
@@ -247,16 +241,7 @@ async def create(
         mcp_server=options.mcp_server,
     )
     id = options.id or new_id()
-    row = WorkspaceRow(
-        id=id,
-        provider=chosen.provider.name,
-        status=S.CREATING,
-        created=0,
-        used=0,
-        path=requested.path,
-        inode=requested.inode,
-    )
-    async with hold(env, row, "create", intent=requested) as held:
+    async with hold(env, _row(id, requested), "create", intent=requested) as held:
         try:
             await require_room(env.store, settings.max_workspaces, id)
             if chosen.image is not None and options.image is not None and isinstance(chosen.provider, Images):
@@ -269,6 +254,27 @@ async def create(
                 await _end(held, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
             raise
     return await env.store.workspace(id)
+
+
+def _check(options: WorkspaceOptions) -> None:
+    if options.path is not None and options.url is not None:
+        raise UsageError("a workspace is made from a directory or a URL, not both", hint="leave one of them out")
+    if options.branch is not None and options.url is None:
+        raise UsageError("--branch is the branch of a --url")
+    if unknown := unknown_tools(options.tools or ()):
+        raise unknown
+
+
+def _row(id: str, wanted: ev.WorkspaceRequested) -> WorkspaceRow:
+    return WorkspaceRow(
+        id=id,
+        provider=wanted.provider,
+        status=S.CREATING,
+        created=0,
+        used=0,
+        path=wanted.path,
+        inode=wanted.inode,
+    )
 
 
 async def _make(

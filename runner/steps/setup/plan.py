@@ -37,23 +37,23 @@ def inputs(body: SetupBody) -> dict[str, object]:
 
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
-    if not spec.setup:
+    if not spec.setup.commands:
         return None
     mount_plan = mount_plan_of(spec, facts)
     return Step(
         id="setup",
         kind="setup",
         fills_disk=True,
-        what="; ".join(command_words(c) for c in spec.setup),
+        what="; ".join(command_words(c) for c in spec.setup.commands),
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["setup"],
         origin=spec.origins["setup"],
         repeated_on_fallback=True,
         body=SetupBody(
-            commands=spec.setup,
-            command_seconds=spec.setup_timeout_seconds,
-            may_fail=spec.setup_may_fail,
+            commands=spec.setup.commands,
+            command_seconds=spec.setup.timeout_seconds,
+            may_fail=spec.setup.may_fail,
             mount_plan=mount_plan,
             network=spec.networks["setup"],
         ),

@@ -34,23 +34,24 @@ def inputs(body: SnapshotBody) -> dict[str, object]:
 
 def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step | None:
     needs_tree = spec.verify is not None and spec.verify.needs_tree
-    if spec.checkout is None and not spec.wants_snapshot and not needs_tree:
+    if spec.checkout is None and spec.snapshot is None and not needs_tree:
         return None
     commits = spec.checkout is not None and not spec.checkout.include_dirty
+    branch = spec.snapshot.branch if spec.snapshot else None
     return Step(
         id="snapshot",
         kind="snapshot",
         routine=True,
-        what=f"branch {spec.snapshot_branch} (not pushed)" if spec.snapshot_branch else "private commit",
+        what=f"branch {branch} (not pushed)" if branch else "private commit",
         phase="work",
         needs=needs,
         deadline_seconds=spec.timeouts["snapshot"],
         origin=spec.origins["snapshot"],
         body=SnapshotBody(
             message=spec.message,
-            branch=spec.snapshot_branch,
+            branch=branch,
             policies=spec.policies,
             commits=mount_plan_of(spec, facts) if commits else None,
-            wants_change=spec.wants_change,
+            wants_change=spec.snapshot is not None and spec.snapshot.needs_change,
         ),
     )
