@@ -1150,7 +1150,7 @@ static int run(const char *path, int out)
     for (long next_dial = 0, wait = 10;;) {
         if (link < 0 && now_ms() >= next_dial) {
             dial();
-            wait = link >= 0 ? 10 : wait < 1000 ? wait * 2 : wait;
+            wait = link >= 0 ? 10 : wait < 80 ? wait * 2 : wait;
             next_dial = now_ms() + wait;
         }
         if (tampered)

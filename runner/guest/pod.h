@@ -7,7 +7,7 @@
  * earlier bridge; `guest end PATH` ends that guest and everything else here; `guest reach ADDRESS...` says with 1 that
  * something answers, at an address in hexadecimal digits or where the cluster's API is for pods.
  */
-enum { BRIDGED = 1 << 18, PATIENCE = 30000, REACHED_MS = 2000, TARGETS = 16 };
+enum { BRIDGED = 1 << 18, PATIENCE = 30000, REACHED_MS = 1000, CALLS = 3, TARGETS = 16 };
 
 static int wait_for_end(void)
 {
@@ -294,35 +294,43 @@ static bool find_api(char **env, struct sockaddr_in *address)
     return true;
 }
 
+/* Each address is called three times, a third of the time apart, for one packet may get lost. */
 static int reach(int count, char **words, char **env)
 {
-    struct polled on[TARGETS];
+    struct { u8 bytes[128]; u32 size; } targets[TARGETS];
+    struct polled on[TARGETS * CALLS];
     struct sockaddr_in api = {0};
-    int targets = 0;
-    for (int i = 0; i < count && targets < TARGETS - 1; i++) {
-        u8 address[128] = {0};
-        size_t size = length_of(words[i]) / 2;
-        if (size > sizeof address)
+    int known = 0, called = 0;
+    for (; known < count && known < TARGETS - 1; known++) {
+        size_t size = length_of(words[known]) / 2;
+        if (size > sizeof targets[0].bytes)
             return 6;
         for (size_t at = 0; at < size; at++)
-            address[at] = (u8)(digit(words[i][2 * at]) << 4 | digit(words[i][2 * at + 1]));
-        on[targets++] = (struct polled){begin_to_reach(address, (u32)size), WRITABLE, 0};
+            targets[known].bytes[at] = (u8)(digit(words[known][2 * at]) << 4 | digit(words[known][2 * at + 1]));
+        targets[known].size = (u32)size;
     }
-    if (find_api(env, &api))
-        on[targets++] = (struct polled){begin_to_reach(&api, sizeof api), WRITABLE, 0};
-    for (long left, until = now_ms() + REACHED_MS; (left = until - now_ms()) > 0;) {
-        struct { long seconds, nanoseconds; } patience = {left / 1000, left % 1000 * 1000000};
-        if (SYS(ppoll, on, targets, &patience, 0, 8) <= 0)
-            break;
-        for (int i = 0; i < targets; i++) {
-            int error = 0;
-            u32 size = sizeof error;
-            if (!on[i].found || on[i].fd < 0)
-                continue;
-            if (SYS(getsockopt, on[i].fd, SOL_SOCKET, SO_ERROR, &error, &size) >= 0 && !error)
-                return 1;
-            SYS(close, on[i].fd);
-            on[i].fd = -1;
+    if (find_api(env, &api)) {
+        memcpy(targets[known].bytes, &api, sizeof api);
+        targets[known++].size = sizeof api;
+    }
+    long begun = now_ms();
+    for (int call = 1; call <= CALLS; call++) {
+        for (int i = 0; i < known; i++)
+            on[called++] = (struct polled){begin_to_reach(targets[i].bytes, targets[i].size), WRITABLE, 0};
+        for (long left, until = begun + call * REACHED_MS / CALLS; (left = until - now_ms()) > 0;) {
+            struct { long seconds, nanoseconds; } patience = {left / 1000, left % 1000 * 1000000};
+            if (SYS(ppoll, on, called, &patience, 0, 8) <= 0)
+                break;
+            for (int i = 0; i < called; i++) {
+                int error = 0;
+                u32 size = sizeof error;
+                if (!on[i].found || on[i].fd < 0)
+                    continue;
+                if (SYS(getsockopt, on[i].fd, SOL_SOCKET, SO_ERROR, &error, &size) >= 0 && !error)
+                    return 1;
+                SYS(close, on[i].fd);
+                on[i].fd = -1;
+            }
         }
     }
     return 0;

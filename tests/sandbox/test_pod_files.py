@@ -28,7 +28,7 @@ def program(tmp_path: Path) -> Path:
     place = tmp_path / "guest"
     place.write_bytes(binary.find().path.read_bytes())
     place.chmod(0o755)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     return place
 
