@@ -143,6 +143,7 @@ class Bridge:
         self.ready = trio.Event()
         self.initialized: Message = {}  # what the server says of itself
         self.state = "is not running"
+        self._idle = False
         self.relist = trio.Event()
         self._approve, self._tell = approve, tell
         self._numbers = count(1)
@@ -151,6 +152,20 @@ class Bridge:
         self._sessions: dict[str, Session] = {}
         self._outbox = Inbox()
         self._unsent = 0  # bytes in it
+
+    def became(self, state: str, *, idle: bool = False) -> None:
+        """Take down, for who calls, why the server is not there; nobody waits for one that is ``idle``."""
+        self.state, self._idle = state, idle
+        if idle:
+            self.ready, before = trio.Event(), self.ready
+            before.set()  # who waits has nothing to wait for
+
+    async def wait_ready(self, seconds: float = READY_SECONDS) -> bool:
+        """Wait a moment for a server that is being started; tell whether it is there."""
+        if not self._idle:
+            with trio.move_on_after(seconds):
+                await self.ready.wait()
+        return self.ready.is_set()
 
     # --- the server ----------------------------------------------------------------------------------
 
@@ -387,9 +402,7 @@ class Bridge:
 
     async def initialize(self, message: Message) -> Message:
         """Return what a client is told of the server, once it is there."""
-        with trio.move_on_after(READY_SECONDS):
-            await self.ready.wait()
-        if not self.ready.is_set():
+        if not await self.wait_ready():
             return error_for(message["id"], FAILED, f"the server {self.state}")
         return {"jsonrpc": "2.0", "id": message["id"], "result": self.initialized}
 
@@ -397,8 +410,7 @@ class Bridge:
         """Yield what the client of a request gets: notifications and requests that belong to it, last the answer."""
         id, method = message["id"], message["method"]
         deadline = trio.current_time() + self.options.timeout
-        with trio.move_on_at(min(deadline, trio.current_time() + READY_SECONDS)):
-            await self.ready.wait()
+        await self.wait_ready(min(self.options.timeout, READY_SECONDS))
         if (known := self._known(message)) is not None:
             yield known
             return

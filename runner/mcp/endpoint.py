@@ -99,7 +99,7 @@ class AgentBridge(ServedSession):
             pass  # it answers, if not this
 
     def became(self, state: str) -> None:
-        self._bridge.state = state
+        self._bridge.became(state)
 
     @property
     def tools(self) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ class Gateway:
         method, field = message["method"], _LISTS[message["method"]]
         with trio.move_on_after(READY_SECONDS):
             for bridge in self._bridges.values():
-                await bridge.ready.wait()
+                await bridge.wait_ready()
         found: list[Message] = []
         seen: set[object] = set()
         for name in [name for name in self._sessions if self._bridges[name].ready.is_set()]:

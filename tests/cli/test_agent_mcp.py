@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import components
+from tests.support import components, dockerd
 from tests.support.mcp_agent import STAND_IN, anything, call, server, write
 from tests.support.needs import AGENTS
 from tests.support.situations import Done, Project, document, leftovers, until, write_files
@@ -271,13 +271,31 @@ def test_a_list_that_has_changed_is_withheld_until_it_is_approved(project: Proje
     assert project.runner("mcp", "approve", name, "--yes").code == 0
 
 
-@pytest.mark.parametrize("how", ["signal", "deadline", "kill"])
-def test_servers_end_with_their_run_however_that_ends(how: str, project: Project, tools: Path) -> None:
-    workspace = ", checkout_on_start: false"
+CLAIM = pytest.mark.scenario("BEY-10", only="provider")
+
+
+@pytest.mark.parametrize(
+    ("how", "provider"),
+    [
+        ("signal", "local"),
+        ("deadline", "local"),
+        pytest.param("kill", "local", marks=CLAIM),
+        pytest.param("kill", "docker", marks=[dockerd.DOCKER.mark, CLAIM]),
+        pytest.param("kill", "gvisor", marks=[dockerd.GVISOR.mark, pytest.mark.nightly]),
+    ],
+    ids=["signal", "deadline", "kill-local", "kill-docker", "kill-gvisor"],
+)
+def test_servers_end_with_their_run_however_that_ends(how: str, provider: str, project: Project, tools: Path) -> None:
+    workspace, image = ", checkout_on_start: false", dict[str, Any]()
+    if provider != "local":
+        project.env |= {"DOCKER_HOST": dockerd.host(), "WORKSPACE_PROVIDERS": provider}
+        workspace += f", base_image: {json.dumps(dockerd.IMAGE)}"
+        image = {"image": dockerd.IMAGE}
     run = "timeout: 4s" if how == "deadline" else ""
     turns = [call("echo", text="begun"), call("never")]
-    documents = [server(env={"MODE": "stubborn"}), server("other", env={"MODE": "stubborn"})]
-    write(project, tools, *documents, used=["docs", "other"], turns=turns, workspace=workspace, run=run)
+    documents = [server(name, env={"MODE": "stubborn"}, **image) for name in ("docs", "other")]
+    write(project, tools, *documents, used=["docs", "other"], turns=turns, provider=provider, workspace=workspace,
+          run=run)  # fmt: skip
     process = project.start("rehearse", str(project.folder), "--turns", "a.turns.yaml")
     if how != "deadline":
         until(lambda: [*project.home.glob("state/runs/*/logs/agent.stdout")] and "begun" in project.logs("agent"))
@@ -285,7 +303,10 @@ def test_servers_end_with_their_run_however_that_ends(how: str, project: Project
     out, err = process.communicate(timeout=60)
     assert process.returncode == {"signal": 130, "deadline": 124, "kill": -9}[how], out + err
     if how == "kill":
-        assert len(project.json("workspace", "list")) == 3
+        workspaces = [one["id"] for one in project.json("workspace", "list")]
+        assert len(workspaces) == 3
+        assert provider == "local" or all(map(dockerd.containers, workspaces))
         assert project.runner("recover").code == 0
+        assert provider == "local" or [one for id in workspaces for one in dockerd.kept_of(id)] == []
     assert project.json("workspace", "list") == project.json("lease", "list") == leftovers(project.home) == []
     assert project.record()["left_behind"] == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import dockerd
 from tests.support.mcp_agent import server
 from tests.support.situations import Project, leftovers, until
 
@@ -86,20 +87,44 @@ def test_two_servers_are_one_whose_names_tell_them_apart_and_nothing_of_them_sta
     assert client.process.returncode == 0
 
 
+CLAIM = pytest.mark.scenario("BEY-10", only="provider")
+
+
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.scenario("BEY-10", only="local"))],
-    ids=["term", "kill"],
+    ("number", "provider"),
+    [
+        (signal.SIGTERM, "local"),
+        pytest.param(signal.SIGKILL, "local", marks=CLAIM),
+        pytest.param(signal.SIGKILL, "docker", marks=[dockerd.DOCKER.mark, CLAIM]),
+        pytest.param(signal.SIGKILL, "gvisor", marks=[dockerd.GVISOR.mark, pytest.mark.nightly]),
+    ],
+    ids=["term", "kill-local", "kill-docker", "kill-gvisor"],
 )
-def test_a_gateway_that_is_ended_leaves_nothing(number: signal.Signals, project: Project) -> None:
-    project.write(server(), server("other"))
+def test_a_gateway_that_is_ended_leaves_nothing(number: signal.Signals, provider: str, project: Project) -> None:
+    """Of a server that has failed, too, which nothing holds but the gateway's lease."""
+    image: dict[str, Any] = {}
+    if provider != "local":
+        project.env |= {"DOCKER_HOST": dockerd.host(), "WORKSPACE_PROVIDERS": provider}
+        image = {"image": dockerd.IMAGE}
+    failed = server("failed", command=["sh", "-c", "exit 7"], restart="never", **image)
+    project.write(server(**image), server("other", **image), failed)
     with gateway(project) as client:
+        until(lambda: [one["detail"] for one in listed(project) if one["state"] == "failed"] == ["exited 7"])
+        workspaces = [one["id"] for one in project.json("workspace", "list")]
         client.process.send_signal(number)
         client.process.wait(60)
     if number is signal.SIGKILL:
-        assert [one["status"] for one in project.json("workspace", "list")] == ["ready"] * 2
+        found = project.json("workspace", "list")
+        assert sorted(one["id"] for one in found) == sorted(workspaces)
+        assert [one["status"] for one in found] == ["ready"] * 3
         assert project.runner("recover").code == 0
     assert project.json("workspace", "list") == project.json("lease", "list") == leftovers(project.home) == []
-    listed = project.json("mcp", "hosted", "list")
-    assert {one["state"] for one in listed} == {"stopped"}
-    assert "there is no log of" in project.runner("mcp", "hosted", "logs", listed[0]["name"]).err
+    assert sorted(one["state"] for one in listed(project)) == ["failed", "stopped", "stopped"]
+    for name in (one["name"] for one in listed(project)):
+        assert "there is no log of" in project.runner("mcp", "hosted", "logs", name).err
+    assert provider == "local" or [one for id in workspaces for one in dockerd.kept_of(id)] == []
+
+
+def listed(project: Project) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = project.json("mcp", "hosted", "list")
+    return found

@@ -261,6 +261,14 @@ def containers(workspace: str) -> list[str]:
     return [container["Id"] for container in found]
 
 
+def kept_of(workspace: str) -> list[str]:
+    """All that a daemon has of a workspace: containers, volumes, and images that were made of it."""
+    ours = {"label": f"runner.workspace={workspace}"}
+    with session().client() as client:
+        kept = [*client.containers(all=True, filters=ours), *client.images(filters=ours)]
+        return [str(one) for one in (*kept, *(client.volumes(filters=ours)["Volumes"] or ()))]
+
+
 def volumes(client: APIClient) -> list[str]:
     """The volumes that nobody has labelled: what a container of the provider that mounts directories would leave."""
     found = client.volumes()["Volumes"] or ()

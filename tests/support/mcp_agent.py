@@ -75,13 +75,14 @@ def write(
     turns: list[dict[str, Any]],
     agent: str = "claude",
     model: str = "sonnet",
+    provider: str = "local",
     workspace: str = "",
     more: str = "",
     run: str = "",
 ) -> None:
     """A run of an agent with servers, and the turns of its model."""
     spec = f"agent: {agent}\nmodel: {model}\nmcp_servers: {json.dumps(used)}\n{more}\n"
-    spec += f"workspace: {{enabled: true, providers: [local], toolchains: [{tools}]{workspace}}}"
+    spec += f"workspace: {{enabled: true, providers: [{provider}], toolchains: [{tools}]{workspace}}}"
     project.write(
         *servers,
         document("AgentType", "worker", spec),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import trio
@@ -12,13 +13,12 @@ from runner.core.codec import digest
 from runner.core.nurseries import open_services
 from runner.mcp.gateway import Gateway
 from runner.ops.mcp import records
-from runner.ops.mcp.hosting import LOOK_SECONDS, HostedServer
+from runner.ops.mcp.hosting import HOST, LOOK_SECONDS, HostedServer
 from runner.ops.mcp.manifests import HostedSpec, read_servers
 from runner.ops.workspaces import workspaces as ws
-from runner.ops.workspaces.create_checks import choose_provider, require_isolation
-from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+from runner.ops.workspaces.create_checks import ChosenProvider
+from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv
 from runner.ops.workspaces.workspaces import WorkspaceOptions
-from runner.ports.store import WorkspaceRow
 
 
 async def serve_gateway(
@@ -64,25 +64,18 @@ async def _look(env: WorkspaceEnv, servers: Mapping[str, HostedServer]) -> None:
 
 
 class _OwnServer(HostedServer):
-    """A server of this process alone: its workspace is new, and ends with it."""
+    """A server of this process alone: its workspace is new, held from its beginning, and removed at the end."""
 
-    _row: WorkspaceRow | None = None
+    async def _workspace(self, chosen: ChosenProvider) -> AbstractAsyncContextManager[HeldWorkspace]:
+        await trio.lowlevel.checkpoint()
+        return self._own(chosen)
 
-    async def run(self, scope: trio.CancelScope) -> None:
-        try:
-            await super().run(scope)
-        finally:
-            if self._row is not None:
+    @asynccontextmanager
+    async def _own(self, chosen: ChosenProvider) -> AsyncIterator[HeldWorkspace]:
+        options = WorkspaceOptions(image=self.spec.image, limits=self.spec.limits, mcp_server=self.spec.name)
+        async with ws.creating(self.env, options, chosen=chosen, command=HOST) as held:
+            try:
+                yield held
+            finally:
                 with trio.CancelScope(shield=True):
-                    await ws.destroy(self.env, self._row.id, discard=True, reason="its client has gone")
-
-    async def _workspace(self) -> WorkspaceRow | None:
-        spec, env = self.spec, self.env
-        chosen = await choose_provider(env, spec.provider, spec.image, adopting=False)
-        require_isolation(chosen.probe)
-        if not await self._may_use(chosen.image):
-            return None
-        if self._row is None:
-            options = WorkspaceOptions(image=spec.image, limits=spec.limits, mcp_server=spec.name)
-            self._row = await ws.create(env, options, chosen=chosen)
-        return self._row
+                    await ws.finish_destroy(held, discard=True, reason="its client has gone")

@@ -9,7 +9,7 @@ import math
 import os
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -33,12 +33,11 @@ from runner.ops.mcp.registrations import FOLDER
 from runner.ops.planning.host_paths import lend_toolchains
 from runner.ops.runs.secret_values import make_redactor, read_secret
 from runner.ops.workspaces import workspaces as ws
-from runner.ops.workspaces.create_checks import choose_provider, limits_of, require_isolation
+from runner.ops.workspaces.create_checks import ChosenProvider, choose_provider, limits_of, require_isolation
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.network import Credential, EgressConnection
 from runner.ports.provider import Images, ImageStart, Process, Provider, SandboxSpec, Workspace
-from runner.ports.store import WorkspaceRow
 from runner.runtime.mcp_talk import MISSES, talk
 from runner.runtime.network import open_way
 from runner.runtime.secrets import give
@@ -100,7 +99,7 @@ class HostedServer:
 
     async def _become(self, state: str, detail: str = "", **more: object) -> None:
         """Record how the server is."""
-        self.bridge.state = f"is {state}" + (f": {detail}" if detail else "")
+        self.bridge.became(f"is {state}" + (f": {detail}" if detail else ""), idle=state in _IDLE)
         since, text = await self.env.store.now(), self._redactor.text(sanitize(detail))
 
         def changed(one: HostedRecord) -> HostedRecord:
@@ -119,42 +118,41 @@ class HostedServer:
     # --- its workspace -------------------------------------------------------------------------------
 
     async def _host(self) -> None:
+        spec, env = self.spec, self.env
         self._again = trio.Event()
-        row = await self._workspace()
-        if row is None:
+        chosen = await choose_provider(env, spec.provider, spec.image, adopting=False)
+        require_isolation(chosen.probe)
+        if not await self._may_use(chosen.image):
             return
-        async with hold(self.env, row, HOST) as held:
+        async with await self._workspace(chosen) as held:
             self._held = held
             self._events, journal = trio.open_memory_channel[ev.Event](math.inf)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write_journal, held, journal)
                 with self._events:
                     try:
-                        await self._become("starting", workspace=row.id)
+                        await self._become("starting", workspace=held.row.id)
                         await self._serve(held)
                     finally:
-                        if trio.current_effective_deadline() == -math.inf:  # an error as well may say so: a group
+                        cancelled = trio.current_effective_deadline() == -math.inf  # an error may say so too: a group
+                        if cancelled and self.record.state not in _IDLE:
                             with trio.CancelScope(shield=True):
                                 await self._become("stopped")
 
-    async def _workspace(self) -> WorkspaceRow | None:
-        """Return the server's workspace, a new one where there is none that fits; ``None`` without consent to it."""
+    async def _workspace(self, chosen: ChosenProvider) -> AbstractAsyncContextManager[HeldWorkspace]:
+        """Hold the server's workspace for a block, a new one where there is none that fits."""
         spec, env = self.spec, self.env
-        chosen = await choose_provider(env, spec.provider, spec.image, adopting=False)
-        require_isolation(chosen.probe)
         limits, _ = limits_of(env.settings, chosen.probe, spec.limits)
-        if not await self._may_use(chosen.image):
-            return None
         for row in await env.store.workspaces():
             if row.mcp_server != spec.name or not env.has(row):
                 continue
             if (row.provider, row.image, row.limits) == (chosen.provider.name, chosen.image, limits):
-                return await ws.resume(env, row.id) if row.status is WorkspaceStatus.STOPPED else row
+                return hold(env, await ws.resume(env, row.id) if row.status is WorkspaceStatus.STOPPED else row, HOST)
             removed = await ws.destroy(env, row.id, reason="its manifest has changed")
             if removed.saved is not None:
                 self._tell(f"its files of before are in {removed.saved}")
         options = WorkspaceOptions(image=spec.image, limits=spec.limits, persistent=True, mcp_server=spec.name)
-        return await ws.create(env, options, chosen=chosen)
+        return ws.creating(env, options, chosen=chosen, command=HOST)
 
     async def _may_use(self, image: str | None) -> bool:
         """Tell whether the image and the command are those that were approved; the first ones are."""
@@ -197,7 +195,7 @@ class HostedServer:
     # --- its process ---------------------------------------------------------------------------------
 
     async def _serve(self, held: HeldWorkspace) -> None:
-        """Run the server, and anew when it has ended, until it is to stay so."""
+        """Run the server, and anew when it has ended; one that is to stay so waits for a person who wants it."""
         while True:
             self._again = trio.Event()
             started = trio.current_time()
@@ -214,7 +212,8 @@ class HostedServer:
             self._events.send_nowait(ev.McpServerEnded(self._redactor.text(how), pause))
             if pause is None:
                 await self._become("ended" if not crashed else "failed", how)
-                return
+                await self._again.wait()
+                continue
             if pause >= STEPS[0]:
                 self._alert(how, pause)
             await self._become("waiting" if pause else "starting", how)

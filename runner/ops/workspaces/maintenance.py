@@ -153,7 +153,7 @@ async def complete_changes(env: WorkspaceEnv, unknown: Collection[str] = (), *, 
     """
     found = []
     for row in await env.store.workspaces():
-        abandoned = row.status in UNFINISHED or (await env.store.lease(row.id)).id
+        abandoned = row.status in UNFINISHED or _is_of_gateway(row) or (await env.store.lease(row.id)).id
         ours = row.run is None and row.id not in unknown and env.has(row)
         if ours and abandoned and not is_locked(env.lock(row.id)):
             done = CompletedChange(row.id, f"was left {row.status}")
@@ -173,8 +173,13 @@ async def _finish(env: WorkspaceEnv, row: WorkspaceRow) -> CompletedChange:
         return CompletedChange(row.id, left, left=error.message)
 
 
+def _is_of_gateway(row: WorkspaceRow) -> bool:
+    """Tell whether a workspace ends with its holder, which has the lease from the beginning to the end."""
+    return row.mcp_server is not None and not row.persistent
+
+
 async def _as_begun(held: HeldWorkspace) -> RemovedWorkspace | None:
-    if held.row.mcp_server is not None and not held.row.persistent:  # of a gateway, and its end is that of the client
+    if _is_of_gateway(held.row):
         return await finish_destroy(held, discard=True, reason="its gateway has died")
     match held.row.status:
         case S.CREATING | S.PROVISIONING:

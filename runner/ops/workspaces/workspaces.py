@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
@@ -207,6 +208,22 @@ async def create(
     Raises ``UsageError``, ``BadDirectory``, ``UnknownProject``, ``WorkspaceLimit``, ``ProviderUnavailable``,
     ``IsolationTooWeak``, ``ImageMissing``, ``ForbiddenFiles``, and what provider and git raise.
     """
+    async with creating(env, options, prepare, chosen) as held:
+        return held.row
+
+
+@asynccontextmanager
+async def creating(
+    env: WorkspaceEnv,
+    options: WorkspaceOptions,
+    prepare: Prepare | None = None,
+    chosen: ChosenProvider | None = None,
+    *,
+    command: str = "create",
+) -> AsyncIterator[HeldWorkspace]:
+    """Make a workspace as ``create`` does, and hold it for the block from its very beginning, in the name of
+    ``command``.
+    """
     _check(options)
     settings = env.settings
     rows = await env.store.workspaces()
@@ -241,7 +258,7 @@ async def create(
         mcp_server=options.mcp_server,
     )
     id = options.id or new_id()
-    async with hold(env, _row(id, requested), "create", intent=requested) as held:
+    async with hold(env, _row(id, requested), command, intent=requested) as held:
         try:
             await require_room(env.store, settings.max_workspaces, id)
             if chosen.image is not None and options.image is not None and isinstance(chosen.provider, Images):
@@ -253,7 +270,8 @@ async def create(
             with trio.CancelScope(shield=True):
                 await _end(held, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
             raise
-    return await env.store.workspace(id)
+        held.row = await env.store.workspace(id)
+        yield held
 
 
 def _check(options: WorkspaceOptions) -> None:
