@@ -92,7 +92,7 @@ def resolve(
 
 
 class _Parts(Struct, frozen=True, kw_only=True):
-    """What a run needs more than its documents for, and what was found to be wrong about."""
+    """Facts and faults that a run has beside its documents."""
 
     needs: FactsRequest
     checkout: Checkout | None
