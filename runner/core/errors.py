@@ -877,6 +877,10 @@ class BodyTooSlow(InputError):
     code, http_status = "server.too-slow", 408
 
 
+class TwoLengths(InputError):
+    code = "server.two-lengths"
+
+
 class UnknownAgentType(NotFoundError):
     code = "server.unknown-agent-type"
 

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import trio
 from starlette.requests import ClientDisconnect, Request
@@ -32,11 +31,13 @@ from runner.core.errors import (
     ServerBusy,
     ServerStopping,
     TooManyRequests,
+    TwoLengths,
     Unauthorized,
     first_leaf,
 )
 from runner.core.sanitize import excerpt
 from runner.ops.host.tokens import StoredToken, find_token
+from runner.report.format import size
 from runner.server.route import BASE, Call, Reply, Route, Server, read_body, read_query
 
 MAX_BODY = 16 << 20  # bytes
@@ -45,6 +46,8 @@ AT_ONCE = 200  # requests that are worked on
 BURST = 5.0  # seconds whose requests may come at once
 _TOKENS = 10_000  # whose requests are counted before those that rest are forgotten
 _OF_A_BODY = ("content-length", "transfer-encoding")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d*)?", re.ASCII)
+_ORIGIN = re.compile(rf"https?://{_HOST.pattern}", re.ASCII)
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _ANYBODY = StoredToken(name="", scopes=(), created=0, sha256="")
 
@@ -83,7 +86,7 @@ class App:
             await send(message)
 
         try:
-            _check_hosts(Request(scope), self.server.hosts)
+            _check_head(Request(scope), self.server.hosts)
             await self._router(scope, receive, count)
         except RunnerError as error:
             await problem(error)(scope, receive, count)
@@ -206,22 +209,26 @@ def known_error(error: Exception) -> RunnerError:
     return RunnerError("this is a bug in runner; it is not your fault")
 
 
-def _check_hosts(request: Request, hosts: frozenset[str]) -> None:
-    """Refuse names that are not the server's, as a page of another site has that a browser was led to."""
-    host = request.headers.get("host", "")
-    if _name(f"//{host}") not in hosts:
-        hint = "name it when you start the server: --host NAME"
+def _check_head(request: Request, hosts: frozenset[str]) -> None:
+    """Refuse names that are not the server's, as a page of another site has that a browser was led to.
+
+    A request with two lengths is refused too: a proxy in front may have seen its end elsewhere.
+    """
+    hint = "name it when you start the server: --host NAME"
+    [host] = request.headers.getlist("host") or [""]  # more than one is not parsed
+    if _name(_HOST, host) not in hosts:
         raise BadOrigin(f"`{excerpt(host)}` is not a name of this server", hint=hint)
-    origin = request.headers.get("origin")
-    if origin is not None and _name(origin) not in hosts:
-        raise BadOrigin(f"requests of pages from `{excerpt(origin)}` are not answered")
+    for origin in request.headers.getlist("origin"):
+        if _name(_ORIGIN, origin) not in hosts:
+            raise BadOrigin(f"requests of pages from `{excerpt(origin)}` are not answered")
+    if all(name in request.headers for name in _OF_A_BODY):
+        raise TwoLengths("the body has a length and an encoding that tells another", hint="send one of them")
 
 
-def _name(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+def _name(form: re.Pattern[str], text: str) -> str:
+    """Return the name in a host or an origin, in small letters; nothing for what is neither."""
+    found = form.fullmatch(text)
+    return found[1].strip("[]").lower() if found else ""
 
 
 async def authorize(request: Request, server: Server) -> StoredToken:
@@ -248,7 +255,7 @@ async def read_limited(request: Request, media: str | None = "application/json",
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > most:
-                    raise BodyTooLarge(f"the body is larger than {most >> 20} MiB")
+                    raise BodyTooLarge(f"the body is larger than {size(most)}")
     except trio.TooSlowError as error:
         raise BodyTooSlow(f"the body did not arrive within {BODY_SECONDS:g} s") from error
     return bytes(body)
@@ -289,6 +296,6 @@ def problem(error: RunnerError) -> Response:
         headers["www-authenticate"] = "Bearer"
     if error.http_status in (ServerBusy.http_status, ServerStopping.http_status):
         headers["retry-after"] = "5"
-    if isinstance(error, BodyTooLarge | BodyTooSlow):
+    if isinstance(error, BodyTooLarge | BodyTooSlow | TwoLengths):
         headers["connection"] = "close"
     return Response(encode(value), error.http_status, headers, "application/problem+json")

@@ -1,18 +1,23 @@
-"""Connections of a server. One whose client takes nothing of what it is sent is cut off, by whatever socket it came.
+"""Connections of a server: how long each may rest, how many there are, and what they speak, which is HTTP/1.
 
-hypercorn itself would wait for such a client for ever, at the end of the server too.
+One whose client takes nothing of what it is sent is cut off, by whatever socket it came; hypercorn itself would wait
+for such a client for ever, at the end of the server too. Of more connections than the server has files for, those that
+have rested longest are closed.
 """
 
 from __future__ import annotations
 
+import resource
 import socket
 from functools import partial
 from typing import Any
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
@@ -20,29 +25,60 @@ from hypercorn.typing import ConnectionState
 UNREAD_SECONDS = 60.0  # that a client takes nothing
 KEPT_SECONDS = 75.0  # that a connection rests between requests, longer than nginx lets it before it closes it
 BACKLOG = 1024  # connections that wait to be accepted
+MOST = 4096  # connections, where the limit of open files is twice that
 _PIECE = 1 << 16  # bytes that have to be taken in that time
+
+
+class _Http1(H11Protocol):
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Stay with HTTP/1, which a server may that is asked for another: limits and proxies in front count on it."""
 
 
 class Connection(TCPServer):
     """Until its first request a connection has ``keep_alive_timeout`` seconds, then more between one and the next.
 
     ``head`` is that of an answer whose body comes at once, which is sent with its first piece: one write, not two.
-    ``None`` says that the next thing to be sent is a head.
+    ``None`` says that the next thing to be sent is a head. ``resting`` are the connections of a server that answer
+    nothing, the oldest first.
     """
 
     head: bytes | None = b""
     asked = False
+    left = False  # by its client
+    resting: dict[Connection, None]
 
     async def _idle_timeout(self) -> None:
-        with trio.move_on_after(KEPT_SECONDS if self.asked else self.config.keep_alive_timeout):
-            await self.context.terminated.wait()
+        if not self.left:
+            with trio.move_on_after(KEPT_SECONDS if self.asked else self.config.keep_alive_timeout):
+                await self.context.terminated.wait()
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
+    async def _read_data(self) -> None:
+        made = self.protocol
+        made.protocol = _Http1(
+            made.app,
+            made.config,
+            made.context,
+            made.task_group,
+            made.state,
+            made.ssl,
+            made.client,
+            made.server,
+            made.send,
+        )
+        await super()._read_data()
+        self.left = True
+        await self.idle_task.stop()
+
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
-            if isinstance(event, Updated) and not event.idle:
-                self.head, self.asked = None, True
+            if isinstance(event, Updated):
+                self.resting.pop(self, None)
+                if event.idle:
+                    self.resting[self] = None
+                else:
+                    self.head, self.asked = None, True
             await super().protocol_send(event)
             return
         data = event.data
@@ -78,12 +114,36 @@ async def serve_connections(
     listening: Any = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
     if (tls := config.create_ssl_context()) is not None:
         listening = trio.SSLListener(listening, tls, https_compatible=True)
-    context = WorkerContext(None)
-    connected = partial(Connection, ASGIWrapper(app), config, context, ConnectionState({}))
+    context, wrapped = WorkerContext(None), ASGIWrapper(app)
+    most = min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    held: set[Connection] = set()
+    resting: dict[Connection, None] = {}
+
+    async def connected(stream: Any) -> None:
+        spared = None
+        if len(held) >= most:
+            if not resting:
+                return  # which closes it
+            spared = next(iter(resting))
+            del resting[spared]
+            held.remove(spared)
+        connection = Connection(wrapped, config, context, ConnectionState({}), stream)
+        connection.resting = resting
+        resting[connection] = None
+        held.add(connection)
+        try:
+            if spared is not None:
+                await trio.aclose_forcefully(spared.stream)
+            await connection
+        except trio.ClosedResourceError:
+            pass  # it was spared in its TLS handshake
+        finally:
+            resting.pop(connection, None)
+            held.discard(connection)
+
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
-            serving = partial(trio.serve_listeners, connected, [listening], handler_nursery=connections)
-            accepting.start_soon(serving)
+            accepting.start_soon(partial(trio.serve_listeners, connected, [listening], handler_nursery=connections))
             task_status.started()
             await stopping.wait()
             accepting.cancel_scope.cancel()

@@ -123,7 +123,7 @@ def read_query(values: Mapping[str, str], kind: type[Struct], what: str = "query
 
 
 def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _named_once(pairs: list[tuple[str, object]]) -> None:

@@ -36,8 +36,14 @@ def test_what_is_not_a_request_of_a_client_is_refused_before_any_work(served: Se
         ),
         "another host": ("GET", DOCUMENT, {"Host": "evil.test"}, 403, "server.origin"),
         "a host with a user": ("GET", DOCUMENT, {"Host": "localhost@evil.test"}, 403, "server.origin"),
+        "a user with a host": ("GET", DOCUMENT, {"Host": "evil.test@localhost"}, 403, "server.origin"),
+        "a host with a path": ("GET", DOCUMENT, {"Host": "localhost/.evil.test"}, 403, "server.origin"),
+        "a host with a dot": ("GET", DOCUMENT, {"Host": "localhost."}, 403, "server.origin"),
+        "a host that begins so": ("GET", DOCUMENT, {"Host": "localhost.evil.test"}, 403, "server.origin"),
+        "a number": ("GET", DOCUMENT, {"Host": "0x7f.1"}, 403, "server.origin"),
         "another origin": ("GET", DOCUMENT, {"Origin": "http://evil.test"}, 403, "server.origin"),
         "no origin": ("GET", DOCUMENT, {"Origin": "null"}, 403, "server.origin"),
+        "an origin with a user": ("GET", DOCUMENT, {"Origin": "http://evil.test@localhost"}, 403, "server.origin"),
         "no route": ("GET", "/x", {}, 404, "server.no-route"),
         "no route, no token": ("GET", "/x", {"Authorization": ""}, 401, "server.unauthorized"),
         "no method": ("DELETE", DOCUMENT, {}, 405, "server.method"),
@@ -50,6 +56,35 @@ def test_what_is_not_a_request_of_a_client_is_refused_before_any_work(served: Se
     }
     assert found["no token"].headers["www-authenticate"] == "Bearer"
     assert found["no method"].headers["allow"] == "GET"
+
+
+def test_names_in_any_spelling_of_the_server_are_its_own(served: Served) -> None:
+    for host in ("LOCALHOST", "localhost:8700", "[::1]", "[::1]:8700", "127.0.0.1"):
+        assert served.ask("GET", "/healthz", headers={"Host": host, "Origin": f"http://{host}"}).status == 200
+
+
+def test_a_request_that_can_be_read_in_two_ways_is_refused_and_ends_its_connection(served: Served) -> None:
+    """Of what a proxy in front took for the rest of the body, nothing is answered."""
+    own = ("POST /api/v1/workspaces HTTP/1.1", "Host: localhost", f"Authorization: Bearer {served.token}")
+    cases = {
+        ("Content-Length: 5", "Transfer-Encoding: chunked"): 400,
+        ("Content-Length: 5", "Content-Length: 6"): 400,
+        ("Transfer-Encoding: x",): 501,
+        ("Content-Length: 5", "Host: evil.test"): 400,
+    }
+    found = dict.fromkeys(cases, b"")
+    for lines in cases:
+        raw = "\r\n".join((*own, "Content-Type: application/json", *lines, "", "0", "", "GET /healthz HTTP/1.1"))
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(20)
+            client.connect(str(served.socket))
+            client.sendall(f"{raw}\r\nHost: localhost\r\n\r\n".encode())
+            found[lines] = b"".join(iter(lambda sent=client: sent.recv(1000), b""))
+
+    assert {lines: (int(raw[9:12]), raw.count(b"HTTP/1.1 ")) for lines, raw in found.items()} == {
+        lines: (status, 1) for lines, status in cases.items()
+    }
+    assert served.get("/workspaces")["workspaces"] == []
 
 
 def test_health_needs_no_token(served: Served) -> None:

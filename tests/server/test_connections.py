@@ -1,9 +1,10 @@
-"""Connections whose clients read nothing of what they are sent, on the kinds of sockets that a server has."""
+"""Connections of a server: of clients that read nothing, that leave, that are too many, and that speak otherwise."""
 
 from __future__ import annotations
 
+import os
 import socket
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from hypercorn.config import Config
 
 from runner.server import connections
 from runner.server.connections import serve_connections
+from tests.support.server import Served
+from tests.support.situations import until
 
 
 class Endless:
@@ -66,3 +69,90 @@ async def test_a_client_that_never_reads_is_cut_off(
             else:
                 await app.gone.wait()
             stopping.set()
+
+
+def connect(served: Served, stack: ExitStack) -> socket.socket:
+    client = stack.enter_context(socket.socket(socket.AF_UNIX))
+    client.settimeout(20)
+    client.connect(str(served.socket))
+    return client
+
+
+def test_a_connection_ends_when_its_client_leaves(served: Served) -> None:
+    """It would count against the server's open files for as long as connections are kept between requests."""
+
+    def open_files() -> int:
+        return len(os.listdir(f"/proc/{served.process.pid}/fd"))
+
+    served.ask("GET", "/healthz")
+    before = open_files()
+    with ExitStack() as stack:
+        for ends in (False, True) * 10:
+            client = connect(served, stack)
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+            if ends:
+                client.shutdown(socket.SHUT_WR)
+            else:
+                client.close()
+        until(lambda: open_files() <= before, seconds=30)
+
+
+async def test_of_too_many_connections_those_that_have_rested_longest_give_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are answered stay; where all are, a new one is closed."""
+    config, stopping, app = Config(), trio.Event(), Endless()
+    config.keep_alive_timeout, config.graceful_timeout = 3600, 0.1
+    monkeypatch.setattr(connections, "MOST", 3)
+    listener = listen("unix", tmp_path)
+    with closing(listener), trio.fail_after(60), ExitStack() as stack:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve_connections, app, config, listener, stopping=stopping))
+
+            async def connected() -> trio.SocketStream:
+                stream = await trio.open_unix_socket(str(tmp_path / "s"))
+                stack.callback(stream.socket.close)
+                return stream
+
+            async def ask(stream: trio.SocketStream) -> bytes:
+                await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                return bytes(await stream.receive_some(12))
+
+            answered = await connected()
+            assert await ask(answered) == b"HTTP/1.1 200"
+            resting = [await connected() for _ in range(10)]
+            for stream in resting[:8]:
+                assert await stream.receive_some() == b""
+            for stream in resting[8:]:
+                assert await ask(stream) == b"HTTP/1.1 200"
+            assert await (await connected()).receive_some() == b""
+            assert await answered.receive_some(1) != b""
+            stopping.set()
+
+
+def test_http_1_is_all_that_is_spoken(served: Served) -> None:
+    """By HTTP/2 without TLS a client would pass by what a proxy in front has judged, and by our own limits."""
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    asked = {
+        "an upgrade": get + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+        "from the first byte": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0",
+        "a websocket": get + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGVzdA==\r\n"
+        b"Sec-WebSocket-Version: 13\r\n\r\n",
+        "something else": b"\x16\x03\x01\0\xff\0\0\r\n\r\n",
+    }
+    found: dict[str, bytes] = {}
+    with ExitStack() as stack:
+        for name, raw in asked.items():
+            client = connect(served, stack)
+            client.sendall(raw)
+            found[name] = b""
+            with suppress(ConnectionResetError):
+                found[name] = client.recv(12)
+
+    assert found == {
+        "an upgrade": b"HTTP/1.1 200",
+        "from the first byte": b"HTTP/1.1 403",
+        "a websocket": b"HTTP/1.1 403",
+        "something else": b"HTTP/1.1 400",
+    }

@@ -67,8 +67,9 @@ def test_the_health_of_providers_is_told(served: Served) -> None:
     assert found["process"]["isolation"] == "none"
 
 
-def test_a_request_with_two_tokens_has_none(served: Served) -> None:
+def test_a_request_with_two_tokens_or_origins_is_refused(served: Served) -> None:
+    token, ours = f"Authorization: Bearer {served.token}", "Origin: http://localhost"
     with ExitStack() as stack:
-        raw = b"GET /api/v1/workspaces HTTP/1.1\r\nHost: localhost\r\n"
-        raw += f"Authorization: Bearer {served.token}\r\n".encode() * 2
-        assert send(served, raw + b"\r\n", stack).recv(100).startswith(b"HTTP/1.1 401 ")
+        for lines, status in (((token, token), b"401"), ((token, ours, "Origin: http://evil.test"), b"403")):
+            raw = "\r\n".join(("GET /api/v1/workspaces HTTP/1.1", "Host: localhost", *lines, "", ""))
+            assert send(served, raw.encode(), stack).recv(100).startswith(b"HTTP/1.1 " + status)

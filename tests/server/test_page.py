@@ -102,6 +102,13 @@ def test_a_form_is_answered_only_if_a_page_of_this_server_sent_it(served: Served
     assert place(visitor.send("/logout", {"Sec-Fetch-Site": "same-origin"})) == "/login"
 
 
+def test_a_form_of_anybody_is_small(served: Served) -> None:
+    visitor = Visitor(served)
+    assert visitor.send("/login", token="x" * (1 << 16)).status == 413
+    assert visitor.send("/login", **{f"field{number}": "" for number in range(200)}).status == 400
+    assert visitor.send("/login", token="\x00\ud800"[:1]).status == 401
+
+
 @pytest.mark.nightly
 def test_a_run_is_watched_cancelled_and_resumed_by_forms(project: Project) -> None:
     project.script("echo '<b>begun</b>' | tee file; sleep 300")

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarlettePath
 
-from runner.core.errors import NoMethod, Rejected, RunnerError, Unauthorized
+from runner.core.errors import BadRequest, NoMethod, Rejected, RunnerError, Unauthorized
 from runner.ops.host.tokens import StoredToken, find_token
 from runner.report.html.render import environment, style
 from runner.server.border import App, known_error, read_limited
@@ -27,12 +27,14 @@ from runner.server.page.oidc_login import RETURN, OidcLogin
 from runner.server.route import BASE, Call, Reply, Server, read_query
 
 FORM = "application/x-www-form-urlencoded"
+_MOST_FORM = 1 << 16  # bytes; that of a login comes from anybody
 _TEMPLATES = Path(__file__).with_name("templates")
 _ASSETS = {
     "page.css": (style() + (_TEMPLATES / "server.css").read_text(encoding="utf-8"), "text/css"),
     "page.js": ((_TEMPLATES / "page.js").read_text(encoding="utf-8"), "text/javascript"),
 }
 _VERSION = sha256("".join(text for text, _ in _ASSETS.values()).encode()).hexdigest()[:16]
+_MOST_FIELDS = 100  # of a form
 _OURS = re.compile(r"/(?:[a-z][\w/.-]*)?(?:\?[\w=&%.*-]*)?")  # where a login may lead to
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:;"
@@ -127,7 +129,11 @@ class _Answering:
     async def form(self, request: Request) -> dict[str, str]:
         """Return the fields of a form that one of our pages has sent."""
         check_origin(request)
-        return dict(parse_qsl((await read_limited(request, FORM)).decode(errors="replace"), max_num_fields=100))
+        sent = (await read_limited(request, FORM, most=_MOST_FORM)).decode(errors="replace")
+        try:
+            return dict(parse_qsl(sent, max_num_fields=_MOST_FIELDS))
+        except ValueError as error:
+            raise BadRequest(f"the form has more than {_MOST_FIELDS} fields") from error
 
 
 class _Shown(_Answering):
