@@ -139,7 +139,6 @@ class GatewaySession(ServedSession):
         self._on_request = on_request
         self._deadline = deadline
         self._budget = BudgetLedger(grant.budget)
-        self._by_model: dict[str, Usage] = {}
         self._refused: dict[ModelRefusal, tuple[Reason, str]] = {}
         self._broken = 0
         self._failure: RequestFailure | None = None
@@ -152,10 +151,6 @@ class GatewaySession(ServedSession):
     @property
     def usage(self) -> Usage:
         return self._budget.usage
-
-    @property
-    def by_model(self) -> Mapping[str, Usage]:
-        return dict(self._by_model)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -400,7 +395,6 @@ class GatewaySession(ServedSession):
         usage, estimated = Usage(), False
         if admitted:
             usage, estimated = self._usage_of(log)
-            self._by_model[log.model] = self._by_model.get(log.model, Usage()) + usage
             self._budget.charge(usage, turn=log.meter is not None, max_cost=log.max_cost)
             self._failure = self._failure if log.is_helpers else log.failure
         first = response.first_byte and response.first_byte - request.began

@@ -8,7 +8,7 @@ the block of ``open`` has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -80,9 +80,6 @@ class ModelSession(Protocol):
     @property
     def usage(self) -> Usage:
         """The usage of all models together, by requests that have ended."""
-
-    @property
-    def by_model(self) -> Mapping[str, Usage]: ...
 
     @property
     def warnings(self) -> tuple[str, ...]:
