@@ -23,7 +23,7 @@ TAIL = 32 << 10  # and from its end
 WHOLE = 16 << 20  # bytes of a longer one that are kept in a file
 KEPT = 20  # such files of a workspace
 SECONDS = 30.0  # for a tool that only looks, or writes a file
-_MISSING, _OUTSIDE, OTHER_KIND, _GIT, _CUT, _READ_ONLY = range(71, 77)  # how a script ends
+_MISSING, _OUTSIDE, OTHER_KIND, _GIT, _CUT, _READ_ONLY, _CHANGED = range(71, 78)  # how a script ends
 
 _HANDLE = re.compile(r"[0-9a-f]{16}")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -49,6 +49,12 @@ open_file() {{
     inside "$at"
 }}
 """
+_STATE = "stat -Lc '%i %s %y %z'"  # what says that nobody has changed a file
+_READ = f"""
+open_file "$1"
+{_STATE} /proc/self/fd/3
+exec head -c "$2" <&3
+"""
 _WRITE = f"""
 path=$1 rest=
 if [ -e "$path" ] || [ -L "$path" ]; then
@@ -72,6 +78,7 @@ set -C
 trap 'rm -f "./$2"' EXIT
 cat >"./$2" || exit 1
 [ "$(wc -c <"./$2")" -eq "$3" ] || exit {_CUT}
+if [ -n "$4" ] && [ "$({_STATE} "./$name")" != "$4" ]; then exit {_CHANGED}; fi
 if [ -e "./$name" ]; then chmod "$(stat -c %a "./$name")" "./$2" || exit 1; fi
 mv -fT "./$2" "./$name"
 """
@@ -115,21 +122,28 @@ async def run_script(
             raise OutsideWorkspace(f"`{excerpt(path)}` belongs to git", hint="use the tool `git`")
         case code if code == _READ_ONLY:
             raise ToolFailed(f"`{excerpt(path)}` is read-only")
+        case code if code == _CHANGED:
+            raise ToolFailed(f"`{excerpt(path)}` has changed meanwhile", hint="read it, and edit it again")
     said = done.stderr.decode(errors="replace").strip().splitlines()
     raise ToolFailed(f"`{excerpt(path)}`: {excerpt(said[-1]) if said else f'the script {done.exit}'}")
 
 
-async def read_file(workspace: Workspace, path: str, most: int) -> bytes:
-    """Return all of a file. Raises ``ToolFailed``, also for one that is larger than ``most`` bytes."""
-    done = await run_script(workspace, 'open_file "$1" && cat <&3', place(path), path=path, keep_bytes=most)
-    if done.cut:
+async def read_file(workspace: Workspace, path: str, most: int) -> tuple[bytes, str]:
+    """Return all of a file, and the state that it had. Raises ``ToolArgument`` for more than ``most`` bytes."""
+    words = (place(path), str(most + 1))
+    done = await run_script(workspace, _READ, *words, path=path, keep_bytes=most + 1000)
+    state, _, content = done.stdout.partition(b"\n")
+    if len(content) > most:
         raise ToolArgument(f"`{excerpt(path)}` is larger than {most >> 20} MiB", hint="use the tool `bash`")
-    return done.stdout
+    return content, state.decode()
 
 
-async def write_file(workspace: Workspace, path: str, content: bytes, part: str) -> None:
-    """Put a file in place at once, with the mode that it had; ``part`` is a name that no other file has."""
-    words = (place(path, git=False), part, str(len(content)))
+async def write_file(workspace: Workspace, path: str, content: bytes, part: str, *, state: str = "") -> None:
+    """Put a file in place at once, with the mode that it had; ``part`` is a name that no other file has.
+
+    Raises ``ToolFailed`` for one that does not have this ``state`` any more.
+    """
+    words = (place(path, git=False), part, str(len(content)), state)
     await run_script(workspace, _WRITE, *words, path=path, stdin=content)
 
 

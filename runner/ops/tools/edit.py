@@ -33,9 +33,9 @@ class Result(Struct, kw_only=True):
 
 
 async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
-    before = await read_file(sandbox.workspace, arguments.file_path, MOST)
+    before, state = await read_file(sandbox.workspace, arguments.file_path, MOST)
     after, lines = edited(before, arguments)
-    await write_file(sandbox.workspace, arguments.file_path, after, f".{token_hex(8)}.part")
+    await write_file(sandbox.workspace, arguments.file_path, after, f".{token_hex(8)}.part", state=state)
     return Result(file_path=arguments.file_path, replacements=len(lines), lines=lines)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from runner.core.errors import ToolArgument
+from runner.core.errors import ToolArgument, ToolFailed
 from runner.core.sanitize import excerpt
 from runner.ops.tools._sandbox import Sandbox, place, run_script
 
@@ -18,21 +18,32 @@ _LOOKED = 4 << 20  # bytes of matches that are looked at
 _SCRIPT = f"""
 grep -E -e "$2" </dev/null
 [ $? -le 1 ] || {{ echo "$?"; exit 0; }}
+look() {{
+    grep "$@"
+    echo "$?" >&2
+}}
 if [ -d "$1" ]; then
     enter "$1"
-    echo 0
     if grep --version 2>/dev/null | grep -q GNU; then
-        grep -rnIE --include="$3" --exclude=.git --exclude-dir=.git -e "$2" .
+        echo nul
+        look -rnIEZ --include="$3" --exclude=.git --exclude-dir=.git -e "$2" . | head -c {_LOOKED}
     else
-        find . -name .git -prune -o -type f -name "$3" -exec grep -HnIE -e "$2" -- {{}} +
-    fi | head -c {_LOOKED}
+        echo colon
+        find . -name .git -prune -o -type f -name "$3" -exec grep -HnIE -e "$2" -- {{}} + | head -c {_LOOKED}
+    fi
 else
     open_file "$1"
-    echo 0
-    case ${{1##*/}} in $3) grep -nIE -e "$2" <&3 | sed 's/^/.:/' | head -c {_LOOKED} ;; esac
+    echo none
+    case ${{1##*/}} in $3) look -nIE -e "$2" <&3 | head -c {_LOOKED} ;; esac
 fi
 """
-_LINE = re.compile(rb"(.+?):(\d+):(.*)", re.DOTALL)
+_FORMS = {  # of a line, by what ends the name of its file: GNU's grep knows that names may have colons and line breaks
+    b"nul": re.compile(rb"([^\0]+)\0(\d+):(.*)\n?"),
+    b"colon": re.compile(rb"(.+?):(\d+):(.*)"),
+    b"none": re.compile(rb"()(\d+):(.*)"),
+}
+_SIGNAL = 128  # what the status of a program exceeds that a signal has ended
+_PIPE = 141  # the status of one whose reader has had enough
 
 
 class Arguments(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -63,11 +74,15 @@ async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
     words = (root, arguments.pattern, arguments.include)
     done = await run_script(sandbox.workspace, _SCRIPT, *words, path=arguments.path, keep_bytes=_LOOKED + 10)
     first, _, body = done.stdout.partition(b"\n")
-    if first != b"0":
-        said = done.stderr.decode(errors="replace").strip()
+    said = done.stderr.decode(errors="replace").strip()
+    if first not in _FORMS:
         raise ToolArgument(f"`{excerpt(arguments.pattern)}` is not an expression", hint=excerpt(said))
-    lines = [found for line in body.split(b"\n") if (found := _LINE.fullmatch(line))]
-    matches = [_match(root, *found.groups()) for found in lines[:MOST]]
+    status = said.rpartition("\n")[2]
+    if status.isdecimal() and int(status) > _SIGNAL and int(status) != _PIPE:
+        message = f"the search for `{excerpt(arguments.pattern)}` was ended by signal {int(status) - _SIGNAL}"
+        raise ToolFailed(message, hint="name fewer files, or other ones: a long line takes as much memory")
+    lines = _FORMS[first].findall(body)
+    matches = [_match(root, *found) for found in lines[:MOST]]
     matches.sort(key=lambda one: (one.file_path, one.line_number))
     return Result(matches=matches, truncated=len(lines) > MOST or len(body) >= _LOOKED)
 

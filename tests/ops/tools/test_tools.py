@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,9 @@ import pytest
 import trio
 
 from runner.core.errors import RunnerError
+from runner.core.model import Limits
 from runner.events.events import ToolCalled
-from runner.ops.tools._sandbox import KEPT
+from runner.ops.tools._sandbox import KEPT, read_file, write_file
 from runner.ops.tools.edit import Arguments as Edit
 from runner.ops.tools.edit import edited
 from runner.ops.tools.glob import Pattern
@@ -22,7 +24,7 @@ from runner.ops.workspaces.workspace_lease import WorkspaceEnv, open_workspace_e
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.store import WorkspaceRow
 from tests.support import dockerd
-from tests.support.situations import Project
+from tests.support.situations import Project, git
 
 
 @pytest.fixture
@@ -97,6 +99,58 @@ async def test_no_path_leads_a_tool_out_of_the_workspace_or_into_git(env: Worksp
         assert left.stdout.split() == ["out", "out"]
 
 
+async def test_what_is_no_file_of_the_workspace_is_refused_at_once_and_changes_nothing(env: WorkspaceEnv) -> None:
+    """Neither content nor a wait for it, whatever stands at a path."""
+    row = await create(env)
+    made = "mkdir -p dir; echo kept >file; mkfifo fifo; ln -s fifo near; ln -s one two; ln -s two one"
+    made += "; ln -s /proc/self/environ env; ln -s /dev/zero zero"
+    paths = {
+        "tool.outside": ("/dev/zero", "/proc/self/environ", "dir/./../..", "/workspace/../x", "//workspace/file"),
+        "tool.argument": ("dir", "fifo", "near", "a\0b", "x" * 5000, "x/" * 2048 + "y", "\ud800"),
+        "tool.no-file": ("one", "two", "file/x", "x" * 300),
+    }
+    async with open_for_tools(env, row.id, "test") as opened:
+        await call(opened, "bash", command=made)
+        before = await call(opened, "bash", command="ls -lA --full-time . dir")
+        with trio.fail_after(60):
+            for code, some in paths.items():
+                for path in some:
+                    edited = await call(opened, "edit", file_path=path, old_string="kept", new_string="lost")
+                    assert edited[0] == code, (path, edited)
+                    if path != "dir":
+                        assert (await call(opened, "read", file_path=path))[0] == code, path
+                    if path not in ("x" * 300, "file/x"):
+                        assert (await call(opened, "write", file_path=path, content="x"))[0] == code, path
+            for path in ("env", "zero"):
+                assert (await call(opened, "read", file_path=path))[0] in ("tool.outside", "tool.argument")
+                assert (await call(opened, "write", file_path=path, content="x"))[0] in ("tool.outside", "tool.no-file")
+            assert (await call(opened, "write", file_path="x" * 300, content="x"))[0] == "tool.failed"
+        assert (await call(opened, "bash", command="ls -lA --full-time . dir")).stdout == before.stdout
+        for name in ("~", "~root", "%2e%2e", "...", "-", " ", "a\u202eb"):
+            assert (await call(opened, "write", file_path=name, content="x")).file_size == 1
+        listed = (await call(opened, "read", file_path=".")).content
+        assert {"~", "~root", "%2e%2e", "...", "-", " ", "a\u202eb"} <= {*listed.split("\n")}
+
+
+async def test_what_is_protected_is_not_written_through_another_of_its_names(env: WorkspaceEnv, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    git(place, "init", "-q")
+    config = place / ".git" / "config"
+    before = config.read_bytes()
+    (place / "hard").hardlink_to(config)
+    (place / "soft").symlink_to(".git/config")
+    (place / "within").symlink_to(".git")
+    row = await ws.create(env, WorkspaceOptions(provider="local", path=place))
+    async with open_for_tools(env, row.id, "test") as opened:
+        for path in ("soft", "within/config", "within/new/deep", ".git/config"):
+            assert isinstance(await call(opened, "write", file_path=path, content="[core]"), tuple), path
+        await call(opened, "write", file_path="hard", content="[core]")
+        await call(opened, "edit", file_path="hard", old_string="[core]", new_string="[alias]")
+    assert config.read_bytes() == before
+    assert not (place / ".git" / "new").exists()
+
+
 async def test_arguments_are_data(env: WorkspaceEnv) -> None:
     row = await create(env)
     async with open_for_tools(env, row.id, "test") as opened:
@@ -112,6 +166,49 @@ async def test_arguments_are_data(env: WorkspaceEnv) -> None:
             assert done.exit_code == 0, done
         assert (await call(opened, "glob", pattern="pwned")).matches == []
         assert (await call(opened, "git", action="checkout", branch="--orphan=x"))[0] == "tool.argument"
+
+
+async def test_an_edit_does_not_undo_what_somebody_else_has_written_meanwhile(env: WorkspaceEnv) -> None:
+    row = await create(env)
+    async with open_for_tools(env, row.id, "test") as opened:
+        workspace = opened.sandbox.workspace
+        await call(opened, "bash", command="echo first >file")
+        content, state = await read_file(workspace, "file", 100)
+        await call(opened, "bash", command="echo other >file")
+
+        with pytest.raises(RunnerError, match=r"`file` has changed meanwhile") as caught:
+            await write_file(workspace, "file", b"late\n", ".x.part", state=state)
+
+        assert (content, caught.value.http_status) == (b"first\n", 409)
+        assert (await call(opened, "bash", command="cat file; ls")).stdout == "other\nfile\n"
+        content, state = await read_file(workspace, "file", 100)
+        await write_file(workspace, "file", b"in time\n", ".x.part", state=state)
+        assert (await call(opened, "read", file_path="file")).content == "in time\n"
+
+
+@pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=dockerd.DOCKER.mark)])
+async def test_a_search_tells_the_file_whatever_its_name_and_is_no_success_when_it_was_killed(
+    env: WorkspaceEnv, provider: str
+) -> None:
+    """A name with a colon would tell of another file and line; a line of any length would pass for no match."""
+    row = await create(env, provider, limits=Limits(memory_bytes=64 << 20))
+    async with open_for_tools(env, row.id, "test") as opened:
+        names = ("a", "b:1:2", "c\nd")
+        await call(opened, "bash", command="for name in a b:1:2 'c\nd'; do printf '5:./x:6:needle\\n' >\"$name\"; done")
+
+        found = (await call(opened, "grep", pattern="needle")).matches
+        one = (await call(opened, "grep", pattern="needle", path="b:1:2")).matches
+
+        line = "5:./x:6:needle"
+        assert [(it.file_path, it.line_number, it.line) for it in found] == [(name, 1, line) for name in names]
+        assert [(it.file_path, it.line_number, it.line) for it in one] == [("b:1:2", 1, line)]
+        for pattern in ("-f/etc/passwd", "--help", "$(touch pwned)", "(a*)*\\1b", "(.*)(.*)(.*)\\1\\2\\3z"):
+            assert (await call(opened, "grep", pattern=pattern)).matches == []
+        await call(opened, "bash", command="head -c 200000000 /dev/zero | tr '\\0' x >long; echo needle >>long")
+        for path in (".", "long"):
+            killed = await call(opened, "grep", pattern="needle", path=path)
+            assert killed == ("tool.failed", "the search for `needle` was ended by signal 9")
+        assert (await call(opened, "read", file_path="long")).truncated
 
 
 async def test_a_command_that_takes_too_long_is_ended_with_its_tree_and_what_it_printed(env: WorkspaceEnv) -> None:
