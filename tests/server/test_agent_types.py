@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,20 @@ def test_a_change_is_made_to_what_was_read_and_is_for_workspaces_that_come_after
         assert served.tool(after["id"], "bash", command="ls")["stdout"] == "up\n"
         for id in (before, after["id"]):
             served.ask("DELETE", f"/api/v1/workspaces/{id}?discard=true")
+
+
+def test_of_changes_at_once_to_what_was_read_one_is_made(served: Served) -> None:
+    served.post("/agent-types", {"name": "worker"})
+    path = "/api/v1/agent-types/worker/workspace-config"
+    etag = {"If-Match": served.ask("GET", path).headers["etag"]}
+
+    with ThreadPoolExecutor(10) as pool:
+        asked = [pool.submit(served.ask, "PUT", path, {"base_image": f"image:{n}"}, headers=etag) for n in range(20)]
+        answers = [one.result() for one in asked]
+
+    [made] = [one for one in answers if one.status == 200]
+    assert sorted(one.status for one in answers) == [200] + [412] * 19
+    assert served.ask("GET", path).json == made.json
 
 
 def test_the_code_and_the_limits_are_those_of_the_configuration(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.support import dockerd
-from tests.support.server import Served, create_token, serving
+from tests.support.server import Answer, Served, create_token, serving
 from tests.support.situations import Project, git, until
 
 
@@ -121,6 +122,33 @@ def test_a_call_that_runs_when_its_workspace_is_destroyed_is_asked_to_end(served
     assert (answer.status, json.loads(answer.read())["code"]) == (409, "tool.stopped")
     call.close()
     assert "+told\n" in (Path(gone["saved_in"]) / "work.patch").read_text()
+
+
+def test_calls_at_once_wait_for_each_other_and_are_all_answered_when_the_workspace_goes(served: Served) -> None:
+    id = served.post("/workspaces")["id"]
+    path = f"/api/v1/workspaces/{id}"
+    served.tool(id, "write", file_path="file", content="end\n")
+
+    def edit(number: int) -> Answer:
+        body = {"file_path": "file", "old_string": "end\n", "new_string": f"{number}\nend\n"}
+        return served.ask("POST", f"{path}/tools/edit", body)
+
+    def write(number: int) -> Answer:
+        return served.ask("POST", f"{path}/tools/write", {"file_path": f"w{number}", "content": f"{number}\n"})
+
+    with ThreadPoolExecutor(12) as pool:
+        assert {answer.status for answer in pool.map(edit, range(24))} == {200}
+        content = served.tool(id, "read", file_path="file")["content"].split()
+        assert sorted(content) == sorted([*map(str, range(24)), "end"])
+        late = [pool.submit(write, number) for number in range(24)]
+        gone = pool.submit(served.ask, "DELETE", path).result()
+        statuses = [one.result().status for one in late]
+
+    assert gone.status == 200
+    assert {*statuses} <= {200, 404, 409}
+    patch = (Path(gone.json["saved_in"]) / "work.patch").read_text()
+    assert patch.count("+++ b/w") >= statuses.count(200)
+    assert served.refused("GET", f"/workspaces/{id}") == (404, "store.unknown-workspace")
 
 
 @pytest.mark.scenario("LIF-05", only="http")
