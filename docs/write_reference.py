@@ -223,7 +223,8 @@ def _meaning(action: Action) -> str:
 KINDS = {
     "AgentType": "For authors of manifests: an agent, and the workspace that it works in.",
     "IncidentRun": "For authors of manifests: one piece of work, and how its result is judged.",
-    "McpServer": "For whoever gives agents tools: a server of the Model Context Protocol that runs for the agents of runs, and for clients of `runner serve`.",
+    "McpServer": "For whoever gives agents tools: a server of the Model Context Protocol that runs for the agents of "
+    "runs, and for clients of `runner serve`.",
     "NetworkSet": "For whoever runs the registries of a team: hosts under one name, for networks to allow together.",
     "Policy": "For whoever decides what agents may do: the ceilings of a run.",
     "Project": "For authors of manifests: what the runs of one repository have in common.",
