@@ -14,6 +14,7 @@ SHELL := bash
 # Without a C compiler here pip gets one for the build, some 100 MB, and removes it again.
 HERE = $(shell echo '\#include <linux/futex.h>' | cc -E - >/dev/null 2>&1 && echo --no-build-isolation)
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --no-strip-extras --python-version 3.11 --custom-compile-command 'make lock'
+IMAGE := $(addprefix --extra ,server mcp postgres s3 kubernetes otel)  # of the image that serves
 UNIT := compiler lifecycle manifest plan policy report spec
 SUITE := $(BIN)/pytest --dist worksteal
 
@@ -98,6 +99,7 @@ schemas: .venv/tests
 lock: .venv/tests
 	$(LOCK) --group build -o requirements.lock pyproject.toml
 	$(LOCK) --group test -c requirements.lock -o tests/requirements.lock pyproject.toml
+	$(LOCK) $(IMAGE) -c requirements.lock -c tests/requirements.lock -o runners/server/requirements.lock pyproject.toml
 	$(LOCK) --group mutation -c requirements.lock -c tests/requirements.lock -o tests/mutants/requirements.lock
 	$(LOCK) --group docs -c requirements.lock -c tests/requirements.lock -o docs/requirements.lock
 

@@ -216,11 +216,12 @@ def test_the_doctor_names_another_distribution_that_has_a_package_runner(install
     assert done.stdout.count("✗ package") == 1
 
 
-def has_wheels(requirements: Path, machine: str, python: str, scratch: Path) -> bool:
+def has_wheels(requirements: list[Path], machine: str, python: str, scratch: Path) -> bool:
     """Whether the index has a wheel of each requirement; the test is skipped where it cannot be reached."""
     words = ["pip", "install", "--dry-run", "--no-deps", "--only-binary", ":all:", "--target", str(scratch)]
     where = ["--python-platform", f"{machine}-manylinux_2_28", "--python-version", python]
-    done = subprocess.run([UV, *words, *where, "-r", str(requirements)], capture_output=True, text=True)
+    files = [word for path in requirements for word in ("-r", str(path))]
+    done = subprocess.run([UV, *words, *where, *files], capture_output=True, text=True)
     unreachable = done.stderr.strip().splitlines()[0] if done.returncode == UNREACHABLE else None
     Component("package index", lambda: unreachable, "a network").require()
     return done.returncode == 0
@@ -229,11 +230,12 @@ def has_wheels(requirements: Path, machine: str, python: str, scratch: Path) -> 
 @pytest.mark.parametrize("machine", build.MACHINES)
 @pytest.mark.parametrize("python", PYTHONS)
 def test_each_dependency_has_a_wheel_for_each_python_and_machine(python: str, machine: str, tmp_path: Path) -> None:
-    assert has_wheels(ROOT / "requirements.lock", machine, python, tmp_path / "target")
+    locks = [ROOT / "requirements.lock", ROOT / "runners" / "server" / "requirements.lock"]
+    assert has_wheels(locks, machine, python, tmp_path / "target")
 
 
 def test_a_dependency_that_would_be_compiled_is_found(tmp_path: Path) -> None:
     """The first composer that we had: it has no wheel, and a machine without Python's headers cannot install it."""
     (tmp_path / "requirements").write_text("ruamel-yaml-clibz==0.3.7\n")
 
-    assert not has_wheels(tmp_path / "requirements", "x86_64", "3.11", tmp_path / "target")
+    assert not has_wheels([tmp_path / "requirements"], "x86_64", "3.11", tmp_path / "target")

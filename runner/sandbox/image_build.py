@@ -30,10 +30,11 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the daemon's, around what commands sa
 _DEFAULT = re.compile(r"Step \S+ : ARG (\w+)=(\S+)")
 _UNTRUSTED = re.compile(r"certificate|SELF_SIGNED|UNABLE_TO_(GET|VERIFY)", re.IGNORECASE)
 _UNREACHED = re.compile(
-    r"Temporary failure resolving|Could not (resolve|connect)|Unable to connect|[Cc]onnection (timed out|failed)"
+    r"Temporary failure (resolving|in name resolution)|Could not (resolve|connect)|Unable to connect"
+    r"|[Cc]onnection (timed out|failed)"
     r"|E(NOTFOUND|AI_AGAIN|CONN\w+|TIMEDOUT|40[1347])\b|\b40[1347] "
 )
-_ALTERED = re.compile(r"EINTEGRITY|Hash Sum mismatch|not signed|GPG error")
+_ALTERED = re.compile(r"EINTEGRITY|Hash Sum mismatch|not signed|GPG error|DO NOT MATCH THE HASHES")
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def cause_of(error: str, said: list[str], step: str) -> RunnerError:
     if _ALTERED.search(text):
         return ImageBuildFailed(
             "a package mirror serves something other than the pinned or signed bytes",
-            hint="use another --npmrc or --apt-sources; only the pinned bytes are installed",
+            hint="use another --npmrc, --pip-conf or --apt-sources; only the pinned bytes are installed",
         )
     if _UNTRUSTED.search(text):
         return MirrorUnreachable(
@@ -110,8 +111,8 @@ def cause_of(error: str, said: list[str], step: str) -> RunnerError:
     if _UNREACHED.search(text):
         return MirrorUnreachable(
             f"a package mirror cannot be reached from the build: {_longest(_UNREACHED, said)}",
-            hint="name other mirrors with --apt-sources FILE and --npmrc FILE, or a proxy with HTTPS_PROXY, or build "
-            "with this host's network: --network host",
+            hint="name other mirrors with --apt-sources FILE, --npmrc FILE or --pip-conf FILE, or a proxy with "
+            "HTTPS_PROXY, or build with this host's network: --network host",
         )
     return ImageBuildFailed(f"the image was not built: {words}", hint="see the lines above")
 

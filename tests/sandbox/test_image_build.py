@@ -136,6 +136,18 @@ async def test_a_daemon_that_does_not_listen_is_busy(tmp_path: Path) -> None:
         pytest.param("Temporary failure resolving 'x'", MirrorUnreachable, "--apt-sources FILE", id="apt, name"),
         pytest.param("npm ERR! code ENOTFOUND", MirrorUnreachable, "--npmrc FILE", id="npm, name"),
         pytest.param("npm ERR! code E401", MirrorUnreachable, "--npmrc FILE", id="npm, no token"),
+        pytest.param(
+            "NewConnectionError: [Errno -3] Temporary failure in name resolution",
+            MirrorUnreachable,
+            "--pip-conf FILE",
+            id="pip, name",
+        ),
+        pytest.param(
+            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+            ImageBuildFailed,
+            "--pip-conf",
+            id="pip, other bytes",
+        ),
         pytest.param("npm ERR! code EINTEGRITY", ImageBuildFailed, "only the pinned bytes", id="other bytes"),
         pytest.param("E: Unable to locate package fzf", ImageBuildFailed, "the lines above", id="another distribution"),
     ],

@@ -42,22 +42,29 @@ def name(place: Path = PLACE) -> str:
 
 def make(place: Path) -> None:
     """Build it below ``place``, unless another process just did. Of earlier builds what is still good is used."""
+    with building(place) as daemon:
+        if built(place):
+            return
+        env = {**os.environ, "DOCKER_HOST": daemon.host}
+        words = ["image", "build", "--network", "host", "--ca", str(CA)]
+        subprocess.run([sys.executable, "-m", "runner", *words], check=True, env=env)
+        (place / "inputs").write_text(digest())
+
+
+@contextmanager
+def building(place: Path) -> Iterator[dockerd.Daemon]:
+    """A daemon below ``place`` that has the base and the host's network, for one process at a time."""
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     daemon = dockerd.Daemon(dockerd.root(name(place)), place / "data")
     with (place / "lock").open("w") as lock, bridge() as network:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if built(place):
-            return
         if daemon.answers():  # whoever used it was killed
             daemon.stop()
         daemon.start(network)
         try:
             with daemon.client() as client:
                 import_base(client)
-            env = {**os.environ, "DOCKER_HOST": daemon.host}
-            words = ["image", "build", "--network", "host", "--ca", str(CA)]
-            subprocess.run([sys.executable, "-m", "runner", *words], check=True, env=env)
-            (place / "inputs").write_text(digest())
+            yield daemon
         finally:
             daemon.stop()
 

@@ -1,4 +1,4 @@
-"""``runner image``: build and check the image in which agents investigate incidents.
+"""``runner image``: build and check the image in which agents investigate incidents, and build the one of a server.
 
 ``check`` exits with 4 when it differs from what this runner would build.
 """
@@ -15,19 +15,30 @@ if TYPE_CHECKING:
     from runner.core.settings import Settings
     from runner.ops.host.image import ImageCheck
 
-SUMMARY = "the image k8s-triage-agent: build, check"
+SUMMARY = "the image k8s-triage-agent: build, check; and that of a server: build"
 GROUP = "on call"
-EXAMPLES = ("runner image build --base debian:bookworm-slim", "runner image check")
+EXAMPLES = (
+    "runner image build --base debian:bookworm-slim",
+    "runner image check",
+    "runner image build --server --tag registry.example.org/plan-runner:1",
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     told = "build it from what this runner ships, without anything of this host"
     build = verbs.add_parser("build", help=told, description=told, allow_abbrev=False)
+    words = "build the image of this runner instead, with all its extras, which serves"
+    build.add_argument("--server", action="store_true", help=words)
+    words = "with --server: this runner's wheel, in place of that which the package index has"
+    build.add_argument("--wheel", metavar="FILE", type=Path, help=words)
     build.add_argument("--base", metavar="IMAGE", help="a Debian, by name or digest (default: the Dockerfile's)")
-    build.add_argument("--tag", metavar="NAME", default="k8s-triage-agent", help="the image's name")
+    words = "the image's name (default: k8s-triage-agent, or plan-runner:VERSION)"
+    build.add_argument("--tag", metavar="NAME", help=words)
     build.add_argument("--ca", metavar="FILE", type=Path, help="certificate authorities of this network, PEM")
     build.add_argument("--npmrc", metavar="FILE", type=Path, help="npm's settings: where its registry is, and a token")
+    words = "with --server: pip's settings: where its index is, and a token"
+    build.add_argument("--pip-conf", metavar="FILE", type=Path, help=words)
     build.add_argument("--apt-sources", metavar="FILE", type=Path, help="apt's sources, in either of its two forms")
     build.add_argument("--network", choices=("default", "host"), default="default", help="the build's")
     build.add_argument(
@@ -48,20 +59,48 @@ def main(args: Namespace, out: Output) -> int:
 
 def _build(args: Namespace, settings: Settings, out: Output) -> int:
     from runner.cli.signals import run_cancellable
+    from runner.core.errors import UsageError
     from runner.core.sanitize import sanitize
-    from runner.ops.host import image
+    from runner.ops.host import image, recipe, server_image
 
-    recipe = image.ImageRecipe(args.base, args.tag, args.ca, args.npmrc, args.apt_sources, args.network == "host")
+    for option, given, of_server in (
+        ("--wheel", args.wheel, True),
+        ("--pip-conf", args.pip_conf, True),
+        ("--npmrc", args.npmrc, False),
+    ):
+        if given is not None and args.server is not of_server:
+            which = "only that of a server is" if of_server else "that of a server is not"
+            raise UsageError(f"`{option}` is for an image that is built with it; {which}", hint="runner image build -h")
+    wanted = recipe.ImageRecipe(
+        tag=args.tag or (server_image.TAG if args.server else image.NAME),
+        base=args.base,
+        ca=args.ca,
+        npmrc=args.npmrc,
+        pip_conf=args.pip_conf,
+        apt_sources=args.apt_sources,
+        host_network=args.network == "host",
+    )
     if args.save_context is not None:
-        image.save_context(recipe, args.save_context)
-        out.line(f"{args.save_context}: build it with `-f {image.DOCKERFILE}`")
+        content = server_image.context(wanted, args.wheel) if args.server else image.context(wanted)
+        recipe.save_context(content, args.save_context)
+        dockerfile = server_image.DOCKERFILE if args.server else image.DOCKERFILE
+        out.line(f"{args.save_context}: build it with `-f {dockerfile}`")
         return 0
     show = out.complain if args.output == "json" else out.line
-    id = run_cancellable(lambda: image.build(settings, recipe, lambda line: show(sanitize(line, 1_000))))
+
+    def say(line: str) -> None:
+        show(sanitize(line, 1_000))
+
+    async def build() -> str:
+        if args.server:
+            return await server_image.build(settings, wanted, args.wheel, say)
+        return await image.build(settings, wanted, say)
+
+    id = run_cancellable(build)
     if args.output == "json":
-        out.json({"image": id, "tag": args.tag})
+        out.json({"image": id, "tag": wanted.tag})
     else:
-        out.line(f"built {args.tag}  {id}")
+        out.line(f"built {wanted.tag}  {id}")
     return 0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,22 +22,27 @@ from msgspec.structs import replace
 
 import runner.agents
 from runner.core import plugins
-from runner.core.errors import ContextNotWritten, ImageBuildFailed, ImageMissing, ProviderFailed, UsageError
-from runner.core.ids import IMAGE_HINT, is_image
+from runner.core.errors import ImageBuildFailed, ImageMissing
 from runner.core.sanitize import sanitize
 from runner.core.settings import Settings, shipped
 from runner.ops.host.probe import TTL, open_scratch
-from runner.ops.planning.files import read_file
+from runner.ops.host.recipe import (
+    ImageRecipe,
+    build_context,
+    file_mode,
+    machine_of_daemon,
+    pack,
+    require_name,
+    require_names,
+)
 from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.agent import ModelAgent
 from runner.ports.provider import Workspace
 from runner.sandbox.docker_api import Engine
-from runner.sandbox.image_build import Build, build_image
 
 NAME = "k8s-triage-agent"
 INPUTS = f"{NAME}.inputs"  # the label that has the digest of what it was built from
-LONGEST = 1800.0  # seconds for a build
 EACH = 60.0  # seconds for one tool to tell its version
 
 MACHINE = "x86_64"  # which kubectl, helm, Node and Goose are pinned for
@@ -55,24 +59,7 @@ DISTRIBUTED = ("rg", "fd", "fzf", "git", "jq", "bash")
 _USER = 1000
 _HOME = "/home/agent"
 _HOME_BYTES = 1 << 20
-MAX_HOST_FILE = 4 << 20  # bytes; the authorities of a distribution are a quarter of one MiB
 _VERSION = re.compile(rb"\d+\.\d+(?:\.\d+)*")
-_PROXIES = ("http_proxy", "https_proxy", "no_proxy")  # the daemon keeps these out of the image's history
-
-
-@dataclass(frozen=True)
-class ImageRecipe:
-    """An image to build as ``tag``. The files say how this host reaches its package mirrors, and are not in the image.
-
-    ``base`` is Debian or a derivative. ``host_network`` gives the build this host's network.
-    """
-
-    base: str | None = None
-    tag: str = NAME
-    ca: Path | None = None
-    npmrc: Path | None = None
-    apt_sources: Path | None = None
-    host_network: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +110,11 @@ def inputs() -> dict[str, Path]:
     """Return every shipped file that the image is built from, by its name in the build context."""
     runners, skills = shipped("runners"), shipped("skills")
     found = {path.relative_to(runners).as_posix(): path for path in _files(runners)}
-    ours = {name if name.startswith("image/") else f"runners/{name}": path for name, path in found.items()}
+    ours = {
+        name if name.startswith("image/") else f"runners/{name}": path
+        for name, path in found.items()
+        if not name.startswith("server/")
+    }
     return ours | {f"skills/{path.relative_to(skills).as_posix()}": path for path in _files(skills)}
 
 
@@ -136,100 +127,23 @@ def digest() -> str:
     """Hash all inputs: equal inputs give an equal image, up to changes of the distribution."""
     whole = hashlib.sha256()
     for name, path in sorted(inputs().items()):
-        whole.update(f"{name}\0{_mode(path):o}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        whole.update(f"{name}\0{file_mode(path):o}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return whole.hexdigest()
-
-
-def _mode(path: Path) -> int:
-    return 0o755 if path.stat().st_mode & 0o100 else 0o644
 
 
 def context(recipe: ImageRecipe) -> bytes:
     """Return the build context as tar, deterministically. Raises ``UsageError``."""
-    content = {name: (path.read_bytes(), _mode(path)) for name, path in inputs().items()}
-    content |= {f"host/{name}": (text, 0o644) for name, text in _of_host(recipe)}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        folder = tarfile.TarInfo("host")
-        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-        tar.addfile(folder)
-        for name, (text, mode) in sorted(content.items()):
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(text), mode
-            tar.addfile(entry, io.BytesIO(text))
-    return buffer.getvalue()
-
-
-def save_context(recipe: ImageRecipe, path: Path) -> None:
-    """Write the build context to a new file for another builder, readable by its owner only: it may hold a token.
-
-    Raises ``UsageError``, and ``ContextNotWritten``, also for a file or link that exists.
-    """
-    content = context(recipe)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-        except OSError:
-            path.unlink()  # half of it is worth nothing
-            raise
-    except FileExistsError as error:
-        raise ContextNotWritten(f"`{sanitize(str(path))}` exists already", hint="name a new file") from error
-    except OSError as error:
-        raise ContextNotWritten(f"`{sanitize(str(path))}` cannot be written: {error.strerror}") from error
-
-
-def _of_host(recipe: ImageRecipe) -> Iterator[tuple[str, bytes]]:
-    """Yield files of this host by the names that ``build.sh`` expects."""
-    for name, path in (("ca.crt", recipe.ca), ("npmrc", recipe.npmrc), ("apt", recipe.apt_sources)):
-        if path is None:
-            continue
-        try:
-            text = read_file(path, MAX_HOST_FILE)
-        except OSError as error:
-            raise UsageError(f"`{sanitize(str(path))}` cannot be read: {error.strerror}") from error
-        kind = (".sources" if b"Types:" in text else ".list") if name == "apt" else ""
-        yield name + kind, text
+    return pack(recipe, {name: (path.read_bytes(), file_mode(path)) for name, path in inputs().items()})
 
 
 async def build(settings: Settings, recipe: ImageRecipe, say: Callable[[str], None]) -> str:
-    """Build the image and return its id. Cancelling stops the build; unnamed images may remain.
-
-    Stages that saw an ``npmrc``, which may hold a token, are removed from the daemon. Raises ``UsageError``, and what
-    ``build_image`` raises.
-    """
-    for name in (recipe.tag,) if recipe.base is None else (recipe.base, recipe.tag):
-        _require_name(name)
+    """Build the image and return its id. Raises ``UsageError``, and what ``build_context`` raises."""
+    require_names(recipe)
     sent = context(recipe)
-    engine = Engine.of(settings)
-    if (machine := (await engine.about()).get("Architecture")) != MACHINE:
+    if (machine := await machine_of_daemon(settings)) != MACHINE:
         raise ImageBuildFailed(f"the image is pinned for {MACHINE}, and the docker daemon runs on {machine}")
-    proxies = {name: url for name, url in settings.reach.items() if name.lower() in _PROXIES}
-    labels = {f"{NAME}.{tool}": version for tool, version in pins().items()}
-    wanted = Build(
-        sent,
-        DOCKERFILE,
-        recipe.tag,
-        {**proxies, **({"BASE": recipe.base} if recipe.base else {})},
-        {**labels, INPUTS: digest()},
-        recipe.host_network,
-    )
-    try:
-        with trio.fail_after(LONGEST):
-            return await build_image(engine, wanted, say)
-    except trio.TooSlowError as error:
-        raise ImageBuildFailed(f"the image is not built within {LONGEST / 60:.0f} minutes") from error
-    finally:
-        if recipe.npmrc is not None:
-            with trio.CancelScope(shield=True), suppress(ProviderFailed):
-                await engine.prune_images(f"{NAME}.stage")
-
-
-def _require_name(image: str) -> None:
-    if not is_image(image):
-        raise UsageError(f"`{sanitize(image)}` is not the name of an image", hint=f"write {IMAGE_HINT}")
+    labels = {f"{NAME}.{tool}": version for tool, version in pins().items()} | {INPUTS: digest()}
+    return await build_context(settings, recipe, sent, DOCKERFILE, labels, stage=f"{NAME}.stage", say=say)
 
 
 # --- checking --------------------------------------------------------------------------------------
@@ -248,7 +162,7 @@ async def check(settings: Settings, image: str) -> ImageCheck:
 
     Raises ``UsageError``, ``ImageMissing``, ``ProviderUnavailable``, ``ProviderFailed``.
     """
-    _require_name(image)
+    require_name(image)
     engine = Engine.of(settings)
     try:
         about = await engine.image(image)

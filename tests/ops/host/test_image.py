@@ -9,12 +9,14 @@ import os
 import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.core.errors import ContextNotWritten, UsageError
 from runner.core.settings import Settings, shipped
 from runner.ops.host import image
+from runner.ops.host.recipe import MAX_HOST_FILE, ImageRecipe, save_context
 
 FOLDER = shipped("runners") / "image"
 ROOT = FOLDER.parents[1]
@@ -22,7 +24,11 @@ PACKAGE = json.loads((FOLDER / "package.json").read_text())
 LOCKED = json.loads((FOLDER / "package-lock.json").read_text())["packages"]
 
 
-def members(recipe: image.ImageRecipe) -> dict[str, tarfile.TarInfo]:
+def recipe_of(tag: str = image.NAME, **more: Any) -> ImageRecipe:
+    return ImageRecipe(tag, **more)
+
+
+def members(recipe: ImageRecipe) -> dict[str, tarfile.TarInfo]:
     with tarfile.open(fileobj=io.BytesIO(image.context(recipe))) as tar:
         return {entry.name: entry for entry in tar}
 
@@ -76,7 +82,7 @@ def test_the_last_stage_runs_nothing_and_has_no_build_argument_or_layer_of_the_o
 
 
 def test_the_context_has_what_this_runner_ships_with_its_modes() -> None:
-    found = members(image.ImageRecipe())
+    found = members(recipe_of())
 
     assert {name for name in found if not name.startswith("host")} == set(image.inputs())
     assert {"image/Dockerfile", "runners/common.sh", "runners/context/GEMINI.md"} <= set(found)
@@ -88,8 +94,8 @@ def test_the_context_has_what_this_runner_ships_with_its_modes() -> None:
 
 
 def test_equal_files_give_an_equal_context_so_that_a_builder_finds_what_it_has_built() -> None:
-    assert image.context(image.ImageRecipe()) == image.context(image.ImageRecipe(base="other", tag="other"))
-    assert {(entry.mtime, entry.uid) for entry in members(image.ImageRecipe()).values()} == {(0, 0)}
+    assert image.context(recipe_of()) == image.context(recipe_of(base="other", tag="other"))
+    assert {(entry.mtime, entry.uid) for entry in members(recipe_of()).values()} == {(0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,7 @@ def test_what_the_host_reaches_its_mirrors_with_is_in_the_context_and_not_among_
     for file, text in (("ca", "PEM"), ("npmrc", "registry=x"), ("apt", sources)):
         (tmp_path / file).write_text(text)
 
-    found = members(image.ImageRecipe(ca=tmp_path / "ca", npmrc=tmp_path / "npmrc", apt_sources=tmp_path / "apt"))
+    found = members(recipe_of(ca=tmp_path / "ca", npmrc=tmp_path / "npmrc", apt_sources=tmp_path / "apt"))
 
     assert sorted(entry for entry in found if entry.startswith("host/")) == [
         f"host/{name}",
@@ -119,7 +125,7 @@ def test_what_the_host_reaches_its_mirrors_with_is_in_the_context_and_not_among_
 def test_a_file_of_the_host_that_can_not_be_read_is_bad_input(tmp_path: Path) -> None:
     """Neither a FIFO that nobody writes to nor a file without end is waited for."""
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "large").write_bytes(b"x" * (image.MAX_HOST_FILE + 1))
+    (tmp_path / "large").write_bytes(b"x" * (MAX_HOST_FILE + 1))
 
     for path, why in (
         (tmp_path / "nothing", "No such file"),
@@ -128,26 +134,26 @@ def test_a_file_of_the_host_that_can_not_be_read_is_bad_input(tmp_path: Path) ->
         (tmp_path / "large", "larger than 4 MiB"),
     ):
         with pytest.raises(UsageError, match=f"cannot be read: {why}"):
-            image.context(image.ImageRecipe(ca=path))
+            image.context(recipe_of(ca=path))
 
 
 def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> None:
     """It may hold a token, which neither a file that others can read nor a link may get."""
     before = os.umask(0)
     try:
-        image.save_context(image.ImageRecipe(), tmp_path / "new")
+        save_context(image.context(recipe_of()), tmp_path / "new")
     finally:
         os.umask(before)
     (tmp_path / "there").write_text("as it was")
     (tmp_path / "link").symlink_to("elsewhere")
 
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "new").read_bytes() == image.context(image.ImageRecipe())
+    assert (tmp_path / "new").read_bytes() == image.context(recipe_of())
     for name in ("there", "link"):
         with pytest.raises(ContextNotWritten, match="exists already"):
-            image.save_context(image.ImageRecipe(), tmp_path / name)
+            save_context(image.context(recipe_of()), tmp_path / name)
     with pytest.raises(ContextNotWritten, match="No such file or directory"):
-        image.save_context(image.ImageRecipe(), tmp_path / "nowhere" / "new")
+        save_context(image.context(recipe_of()), tmp_path / "nowhere" / "new")
     assert (tmp_path / "there").read_text() == "as it was"
     assert not (tmp_path / "elsewhere").exists()
 
@@ -155,14 +161,14 @@ def test_a_saved_context_is_a_new_file_of_its_owner_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        (image.ImageRecipe(ca=Path("/nonexistent")), "`/nonexistent` cannot be read"),
-        (image.ImageRecipe(base=""), "`` is not the name of an image"),
-        (image.ImageRecipe(tag=""), "`` is not the name of an image"),
+        (recipe_of(ca=Path("/nonexistent")), "`/nonexistent` cannot be read"),
+        (recipe_of(base=""), "`` is not the name of an image"),
+        (recipe_of(tag=""), "`` is not the name of an image"),
     ],
     ids=["a file that is not there", "no base", "no tag"],
 )
 async def test_what_is_asked_for_is_looked_at_before_the_daemon_is(
-    recipe: image.ImageRecipe, words: str, tmp_path: Path
+    recipe: ImageRecipe, words: str, tmp_path: Path
 ) -> None:
     settings = Settings.from_env({"HOME": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no-daemon"})
 
