@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import sqlite3
 import time
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 
@@ -20,8 +23,8 @@ from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ports.store import SlotRow
 from tests.ops.runs.test_recover import AGENT, kill, run_in_agent
 from tests.support.folder_contents import folder
-from tests.support.needs import POSTGRES
-from tests.support.situations import Project, leftovers, until
+from tests.support.needs import POSTGRES, ROOT
+from tests.support.situations import Project, document, leftovers, until
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=POSTGRES.mark)])
@@ -210,3 +213,56 @@ def test_a_host_that_was_paused_until_another_ended_its_run_writes_nothing_after
         assert f"{run} work: unknown" in ended.out
         assert runner.returncode != 0, said
         assert there.json("runs", "show", run) == before
+
+
+SLOW_AGENT = "for turn in 1 2 3 4 5 6 7 8 9 10; do echo $turn; sleep 2; done"
+
+
+@ROOT.mark
+@POSTGRES.mark
+@pytest.mark.nightly
+def test_a_database_that_dies_again_and_again_costs_no_run_and_no_event(project: Project) -> None:
+    """Every 5 to 40 s, for up to 8 s, under a hundred runs of two hosts in network namespaces of their own."""
+    from tests.support import postgres
+
+    chance = random.Random(seed := random.randrange(1 << 32))
+    with postgres.running() as server:
+        server.folder.chmod(0o755)
+        project.env |= {
+            "RUNNER_DATABASE_URL": f"postgresql://postgres@/postgres?host={server.folder}&port={server.port}"
+        }
+        project.env |= {"WORKSPACE_MAX": "20"}
+        names = [f"worker-{number}" for number in range(50)]
+        matrix = f"matrix: {{agent_type: [{', '.join(names)}], max_parallel: 6}}"
+        project.write(*(project.worker(name, SLOW_AGENT) for name in names), document("IncidentRun", "work", matrix))
+        hosts = [replace(project, home=folder(project.home / name), within=("unshare", "--net")) for name in "ab"]
+        working = [host.start("apply", str(host.folder), "--yes", "--quiet") for host in hosts]
+        deaths = 0
+        while any(process.poll() is None for process in working):
+            for _ in range(chance.randrange(5, 40)):
+                time.sleep(1 if any(process.poll() is None for process in working) else 0)
+            server.stop()
+            time.sleep(chance.uniform(0, 8))
+            server.start()
+            deaths += 1
+
+        said = [process.communicate() for process in working]
+        assert [process.returncode for process in working] == [0, 0], f"seed {seed}, {said}"
+        assert deaths > 3
+        stored = server.execute("SELECT run, seq, body::json->>'type' FROM kb.events")
+        kept = [row for host in hosts for row in _kept_events(host)]
+        assert sorted(kept) == sorted(stored), f"seed {seed}"
+        for run in (by_run := {run: [row for row in kept if row[0] == run] for run, _, _ in kept}):
+            counts = Counter(kind for _, _, kind in by_run[run])
+            assert [seq for _, seq, _ in by_run[run]] == [*range(1, len(by_run[run]) + 1)], run
+            assert (counts["RunStarted"], counts["RunEnded"], counts["StepStarted"]) == (1, 1, counts["StepEnded"]), run
+        assert len(by_run) == 100
+        assert {row["status"] for row in hosts[0].json("runs", "list", "--all", "--limit", "200")} == {"succeeded"}
+        assert [leftovers(host.home) for host in hosts] == [[], []]
+
+
+def _kept_events(host: Project) -> list[tuple[str, int, str]]:
+    """Run, number and type of each event that a host has in the directories of its runs."""
+    files = (host.home / "state" / "runs").glob("*/events.jsonl")
+    lines = ((file.parent.name, json.loads(line)) for file in files for line in file.read_text().splitlines())
+    return [(run, line["seq"], line["type"]) for run, line in lines]
