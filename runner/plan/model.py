@@ -45,7 +45,8 @@ class PlannedServer(Struct, frozen=True, kw_only=True):
     """An MCP server that commands of a step may use: ``what`` it is and where, in words for a person.
 
     ``lines`` are its parts, each with the manifest line that decides it. A ``hosted`` one has a workspace of the run;
-    ``command`` is a digest of what is started there.
+    ``command`` is a digest of what is started there. With ``ends_whole`` memory over its limit ends it, and not only
+    what it has started.
     """
 
     name: str
@@ -56,6 +57,9 @@ class PlannedServer(Struct, frozen=True, kw_only=True):
     hosted: bool = False
     command: str = ""
     image: str | None = None
+    limits: Limits | None = None
+    limits_origin: str = ""
+    ends_whole: bool = False
     lines: tuple[tuple[str, str], ...] = ()
     secret_names: tuple[str, ...] = ()
 

@@ -54,7 +54,8 @@ class Probe(Struct, frozen=True, kw_only=True):
     missing features that the run itself looks after, as ``watch_words`` says, but cannot prevent from being broken.
     ``escapes`` are the ways out of a sandbox that are known to be open here, by name, with the reason.
     ``reason`` and ``hint`` say why the provider is unavailable, and the one command that would change that.
-    A provider with ``needs_image`` makes workspaces only from an image.
+    A provider with ``needs_image`` makes workspaces only from an image. With ``ends_whole`` memory over the limit ends
+    a sandbox, and not one process of it.
     """
 
     provider: str
@@ -67,6 +68,7 @@ class Probe(Struct, frozen=True, kw_only=True):
     needs_image: bool = False
     watched: frozenset[Feature] = frozenset()
     escapes: Mapping[str, str] = {}
+    ends_whole: bool = False
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing

@@ -98,7 +98,8 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     ``program`` is the runtime's name in the daemon, ``hint`` says how to install it. ``capabilities`` is as for
     ``Container``, ``idmaps`` as for ``WorkspaceDirectories``. With ``init_ends_last`` nothing in a container runs any
     more once its first process has ended. The daemon enforces ``container_limits``, the guest ``command_limits``.
-    ``why_not_warm`` says why its containers cannot be kept in a warm pool, if so. ``escapes`` are as for ``Probe``.
+    ``why_not_warm`` says why its containers cannot be kept in a warm pool, if so. ``escapes`` and
+    ``ends_whole`` are as for ``Probe``.
     """
 
     name: str
@@ -113,6 +114,7 @@ class ContainerRuntime(Struct, frozen=True, kw_only=True):
     command_limits: Callable[[Limits], Limits] = lambda _limits: Limits()
     why_not_warm: str | None = None
     escapes: Mapping[str, str] = {}
+    ends_whole: bool = False
 
 
 class _Started(Struct, frozen=True, kw_only=True):
@@ -205,6 +207,7 @@ class DockerProvider(DaemonImages):
             versions=versions,
             needs_image=True,
             escapes=self._runtime.escapes,
+            ends_whole=self._runtime.ends_whole,
         )
 
     async def create(self, request: WorkspaceRequest) -> Handle:

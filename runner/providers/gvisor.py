@@ -50,6 +50,7 @@ RUNSC = ContainerRuntime(
     container_limits=_container_limits,
     command_limits=lambda limits: Limits(memory_bytes=limits.memory_bytes, pids=limits.pids),
     escapes=GAPS,
+    ends_whole=True,
     why_not_warm="the guest of a gVisor sandbox is attached, and an attached connection cannot be handed over",
 )
 

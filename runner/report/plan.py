@@ -167,11 +167,18 @@ def _rows(step: Step, run: RunPlan) -> Iterator[Row]:
     for server in step.mcp_servers:
         yield Row(step="", what=server.what, origin=server.origin)
         yield from (Row(step="", what=f"  {part}", origin=origin) for part, origin in server.lines)
+        if server.limits is not None:
+            had = _limits_of(server.limits, ends_whole=server.ends_whole)
+            yield Row(step="", what=f"  {server.name} has {had}", origin=server.limits_origin)
     yield from (Row(step="", what=_secret(given), origin=given.origin) for given in step.secrets)
     yield from (Row(step="", what=f"adds {one}, outside", origin=one.origin) for one in step.injected)
     limited = run.origins.get(f"timeouts.{step.kind}", step.origin)
     if limited not in (step.origin, DEFAULTS):
         yield Row(step="", what=f"limit {duration(step.deadline_seconds)}", origin=limited)
+
+
+def _limits_of(value: Limits, *, ends_whole: bool) -> str:
+    return limits(value) + "; more memory ends it whole" * (ends_whole and value.memory_bytes is not None)
 
 
 def _version(step: Step, run: RunPlan) -> str:

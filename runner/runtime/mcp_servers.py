@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 from runner.core.errors import ImageMissing, McpServerFailed, PlatformError
 from runner.core.last_line import last_line
 from runner.core.model import Handle
-from runner.core.nurseries import open_services
+from runner.core.nurseries import open_services, unwrapping_groups
 from runner.core.plural import plural
 from runner.core.redact import Redactor
 from runner.core.sanitize import excerpt, sanitize
@@ -162,7 +162,8 @@ class _Running:
         if place is None:
             return await self._once_remote()
         try:
-            return await place.start(self)
+            with unwrapping_groups():
+                return await place.start(self)
         except PlatformError as error:
             if not self._started:
                 raise
@@ -228,9 +229,8 @@ class _Running:
             copy_log=partial(self._copy_log, process),
             watch=partial(self._watch, process, hosted),
             restart=trio.Event(),  # nobody asks for it while a run lasts
+            on_oom=lambda more: self._warn(f"out of memory: {more} of its processes killed"),
         )
-        if process.oom_kills:
-            self._warn(f"out of memory: {plural(process.oom_kills, 'process')} killed")
         return how, hosted.restart == "always" or (crashed and hosted.restart != "never")
 
     async def _watch(self, process: Process, hosted: HostedServer) -> str:

@@ -27,7 +27,8 @@ from runner.core.hosts import NetworkRule, NetworkSpec
 from runner.core.injection import Injection
 from runner.core.model import Limits
 from runner.core.settings import Settings
-from runner.manifest.injection import InjectedSecret
+from runner.manifest.injection import InjectedSecret, SentSecret
+from runner.manifest.kinds.mcp_server import HostedSecret
 from runner.manifest.kinds.mcp_server import Spec as McpServerSpec
 from runner.manifest.load import Document, defaults
 from runner.manifest.network import AllowedHosts, hosts_of
@@ -48,6 +49,7 @@ class WantedServer(Struct, frozen=True, kw_only=True):
     providers: tuple[str, ...]
     image: str | None
     toolchains: tuple[str, ...]
+    limits: Limits
 
 
 def wanted_servers(selected: Selected, settings: Settings) -> tuple[WantedServer, ...]:
@@ -60,10 +62,22 @@ def wanted_servers(selected: Selected, settings: Settings) -> tuple[WantedServer
             providers=(spec.provider,) if spec.provider is not None else tuple(chain),
             image=spec.image,
             toolchains=tuple(spec.toolchains),
+            limits=asked_limits(spec),
         )
         for document in selected.mcp_servers
         for spec in [_spec(document)]
     )
+
+
+def asked_limits(spec: McpServerSpec) -> Limits:
+    """Return the limits that a manifest asks for."""
+    limits = spec.resource_limits
+    return Limits(limits.cpu, limits.memory, limits.disk, limits.pids)
+
+
+def passed_by(spec: McpServerSpec) -> tuple[str, ...]:
+    """Return the capabilities of its clients that a server may use."""
+    return tuple(one for one in ("sampling", "elicitation") if getattr(spec.stdio_bridge, one) == "pass")
 
 
 def mcp_servers_of(selected: Selected, found: RunFacts, sets: Mapping[str, NetworkSpec]) -> tuple[McpServer, ...]:
@@ -88,23 +102,18 @@ def mcp_servers_of(selected: Selected, found: RunFacts, sets: Mapping[str, Netwo
 
 def _hosted(server: McpServer, document: Document, fact: McpFact | None, sets: Mapping[str, NetworkSpec]) -> McpServer:
     spec, fact = _spec(document), fact or McpFact()
-    limits, bridge, network = spec.resource_limits, spec.stdio_bridge, spec.network
     given = tuple(
         SecretGrant(f"{server.name}.{one.name}", one.as_ == "file", document.origin("secrets", at))
         for at, one in enumerate(spec.secrets)
     )
-    injected = tuple(
-        replace(injection, secret=f"{server.name}.{one.name}")
-        for at, one in enumerate(_inject(spec))
-        for injection in [one.injection(document.origin("network", "inject", at))]
-    )
+    injected = (one.injection for one in server_secrets(document, f"{server.name}."))
     allowed = [tools for tools in (server.tools, spec.tools) if tools is not None]
     definition = {"command": spec.command, "image": spec.image, "env": spec.env}
     return replace(
         server,
         tools=tuple(name for name in allowed[0] if all(name in other for other in allowed[1:])) if allowed else None,
-        timeout=bridge.timeout,
-        passed=tuple(one for one in ("sampling", "elicitation") if getattr(bridge, one) == "pass"),
+        timeout=spec.stdio_bridge.timeout,
+        passed=passed_by(spec),
         hosted=HostedServer(
             manifest=document.origin(),
             key=f"{server.name}@{digest(definition).partition(':')[2][:12]}",
@@ -114,10 +123,12 @@ def _hosted(server: McpServer, document: Document, fact: McpFact | None, sets: M
             image=fact.image,
             toolchains=fact.lent.toolchains,
             env={**fact.lent.environment, **spec.env},
-            network=hosts_of(document, network, "network", sets=sets),
-            limits=Limits(limits.cpu, limits.memory, limits.disk, limits.pids),
+            network=hosts_of(document, spec.network, "network", sets=sets),
+            limits=fact.limits or asked_limits(spec),
+            limits_origin=document.origin("resource_limits"),
+            ends_whole=fact.ends_whole,
             secrets=given,
-            injected=injected,
+            injected=tuple(filter(None, injected)),
             restart=spec.restart,
             health_interval=spec.health.interval,
             health_timeout=spec.health.timeout,
@@ -129,39 +140,59 @@ def _remote(selected: Selected, used: UsedServer, at: int) -> RemoteServer:
     url = used.url or ""
     host, port = used.place
     origin = selected.agent_type.origin(KEYS, at, "url")
-    injection: Injection | None = None
-    if used.inject is not None:
-        line = selected.agent_type.origin(KEYS, at, "inject")
-        injection = replace(used.inject.injection_for(host, port, line), secret=f"{used.name}.{used.inject.name}")
+    sent = _sent(selected, used, at)
     rule = NetworkRule(host, port, private=bool(used.private), origin=origin)
     return RemoteServer(
         url=url,
         key=f"{used.name}@{digest(url).partition(':')[2][:12]}",
         network=NetworkSpec((rule,), origin=origin),
-        injection=injection,
+        injection=replace(sent, secret=f"{used.name}.{sent.secret}") if sent is not None else None,
     )
 
 
+def _sent(selected: Selected, used: UsedServer, at: int) -> Injection | None:
+    """Return what is added to requests to a remote server."""
+    line = selected.agent_type.origin(KEYS, at, "inject")
+    return used.inject.injection_for(*used.place, line) if used.inject is not None else None
+
+
 def mcp_secrets(selected: Selected) -> Iterator[SecretSpec]:
-    """Yield where the secrets of servers come from. No step's commands get them."""
+    """Yield where the secrets of servers come from."""
     for document in selected.mcp_servers:
-        spec = _spec(document)
-        for at, one in enumerate(spec.secrets):
-            place = document.place("secrets", at, "from")
-            source = source_of(one.from_, document)
-            name = f"{document.name}.{one.name}"
-            yield SecretSpec(name=name, source=source, steps=(), as_file=one.as_ == "file", at=place)
-        for at, injected in enumerate(_inject(spec)):
-            place = document.place("network", "inject", at, "from")
-            source = source_of(injected.from_, document)
-            name = f"{document.name}.{injected.name}"
-            yield SecretSpec(name=name, source=source, steps=(), as_file=False, at=place)
+        yield from server_secrets(document, f"{document.name}.")
     for at, used in enumerate(used_servers(selected.agent.mcp_servers)):
         if used.inject is not None:
-            place = selected.agent_type.place(KEYS, at, "inject", "from")
-            source = source_of(used.inject.from_, selected.agent_type)
-            name = f"{used.name}.{used.inject.name}"
-            yield SecretSpec(name=name, source=source, steps=(), as_file=False, at=place)
+            yield _secret(
+                used.inject, selected.agent_type, (KEYS, at, "inject"), f"{used.name}.", _sent(selected, used, at)
+            )
+
+
+def server_secrets(document: Document, prefix: str = "") -> Iterator[SecretSpec]:
+    """Yield where the secrets of a hosted server come from, which no step's commands get."""
+    spec = _spec(document)
+    for at, one in enumerate(spec.secrets):
+        yield _secret(one, document, ("secrets", at), prefix)
+    for at, injected in enumerate(_inject(spec)):
+        keys = ("network", "inject", at)
+        yield _secret(injected, document, keys, prefix, injected.injection(document.origin(*keys)))
+
+
+def _secret(
+    one: HostedSecret | SentSecret,
+    document: Document,
+    keys: tuple[str | int, ...],
+    prefix: str,
+    injection: Injection | None = None,
+) -> SecretSpec:
+    name = f"{prefix}{one.name}"
+    return SecretSpec(
+        name=name,
+        source=source_of(one.from_, document),
+        steps=(),
+        as_file=isinstance(one, HostedSecret) and one.as_ == "file",
+        at=document.place(*keys, "from"),
+        injection=replace(injection, secret=name) if injection is not None else None,
+    )
 
 
 def mcp_faults(

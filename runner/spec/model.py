@@ -144,12 +144,16 @@ class Missing(Struct, frozen=True):
 
 
 class McpFact(Struct, frozen=True, kw_only=True):
-    """The place of a hosted server: the provider, how it isolates, what pins the image, and what is lent to it."""
+    """The place of a hosted server: the provider, how it isolates, what pins the image, what is lent to it, and the
+    limits that hold there, defaults included; what exceeds that of memory may end it whole.
+    """
 
     provider: str = ""
     isolation: IsolationClass | None = None
     image: str | None = None
     lent: Lent = Lent()
+    limits: Limits | None = None
+    ends_whole: bool = False
 
     def pinned(self) -> dict[str, object]:
         return {"provider": self.provider, "image": self.image}
@@ -345,7 +349,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
 
 class HostedServer(Struct, frozen=True, kw_only=True):
     """A server in a sandbox of its own. ``manifest`` is the line of its document, ``key`` the name of what was approved
-    of it: another command, image or environment is another server.
+    of it: another command, image or environment is another server. ``limits_origin`` is the line of its limits.
     """
 
     manifest: str
@@ -358,6 +362,8 @@ class HostedServer(Struct, frozen=True, kw_only=True):
     env: Mapping[str, str]
     network: NetworkSpec
     limits: Limits
+    limits_origin: str
+    ends_whole: bool
     secrets: tuple[SecretGrant, ...]
     injected: tuple[Injection, ...]
     restart: str

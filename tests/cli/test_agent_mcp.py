@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -18,7 +19,7 @@ import pytest
 
 from tests.support import components, dockerd
 from tests.support.mcp_agent import STAND_IN, anything, call, server, write
-from tests.support.needs import AGENTS
+from tests.support.needs import AGENTS, MEMORY
 from tests.support.situations import Done, Project, document, leftovers, until, write_files
 
 KEY = "s3cret-of-the-server"
@@ -142,6 +143,43 @@ def test_each_call_is_judged_outside_and_a_server_that_lies_and_dies_harms_no_ot
     }
     everything = [path for path in (project.home / "state" / "runs").rglob("*") if path.is_file()]
     assert not [path for path in everything if KEY.encode() in path.read_bytes()]
+
+
+@MEMORY.mark
+@pytest.mark.parametrize(
+    "provider",
+    [
+        pytest.param("local", marks=pytest.mark.scenario("LIF-17", only="mcp")),
+        pytest.param("gvisor", marks=[dockerd.GVISOR.mark, pytest.mark.nightly]),
+    ],
+)
+def test_a_server_of_a_run_that_takes_too_much_memory_is_there_again(
+    provider: str, project: Project, tools: Path
+) -> None:
+    image: dict[str, Any] = {}
+    if provider != "local":
+        project.env |= {"DOCKER_HOST": dockerd.host(), "WORKSPACE_PROVIDERS": provider}
+        image = {"image": dockerd.IMAGE}
+    turns = [call("eat"), {"run": "sleep 1"}, call("echo", text="one"), call("gorge"), call("echo", text="two")]
+    documents = server(provider=provider, resource_limits={"memory": "96M"}, **image)
+    write(project, tools, documents, used=["docs"], turns=turns)
+
+    planned = project.runner("plan", str(project.folder), "--output", "json").out
+    (step,) = [step for step in json.loads(planned)["runs"][0]["steps"] if step["kind"] == "agent"]
+    (shown,) = step["mcp_servers"]
+    assert (shown["limits"]["memory_bytes"], shown["limits"]["pids"]) == (96 << 20, 512)  # the other is the default
+    assert shown["ends_whole"] is (provider == "gvisor")
+    done, record = rehearse(project)
+
+    assert done.code == 0, done.out + done.err
+    told = [json.loads(one).get("content", [{"text": ""}])[0]["text"] for one in results(project) if one.strip()]
+    assert told[-1] == "two"
+    if provider == "local":
+        assert verdicts(record) == {"docs eat answered": 1, "docs echo answered": 2, "docs gorge ended": 1}
+        messages = [one["message"] for one in record["warnings"]]
+        killed = [re.search("`docs`: out of memory: ([0-9]) of its processes killed", one) for one in messages]
+        assert sum(int(one[1]) for one in killed if one) == 2, messages
+        assert [one for one in messages if "MCP server docs: was killed: out of memory; it was started anew" in one]
 
 
 def test_a_server_that_does_not_start_ends_the_run_before_its_model_is_asked(project: Project, tools: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from runner.core.settings import Settings, duration_text, parse_duration, parse_size, size_text
 from runner.sandbox.bwrap import binary, profile
+from tests.support import dockerd
+from tests.support.dockerd import GVISOR
 from tests.support.needs import ROOT
 from tests.support.situations import Project
 
@@ -52,6 +54,15 @@ def test_what_this_host_cannot_limit_is_said_with_its_reason(root_without_other_
         "    disk: watched from outside, and what goes beyond it is ended "
         "(local limits the disk only of workspaces that root makes)\n" in done.out
     )
+
+
+@GVISOR.mark
+def test_what_memory_over_the_limit_does_is_said_where_it_ends_everything(project: Project) -> None:
+    project.env["DOCKER_HOST"] = dockerd.host()
+    shown = project.runner("doctor").out
+    (gvisor,) = [part for part in re.split(r"\n(?=[^ ])", shown) if part.startswith("✓ gvisor")]
+    assert "    memory: what exceeds the limit ends its sandbox whole, not one process of it" in gvisor
+    assert shown.count("ends its sandbox whole") == 1
 
 
 def test_gvisor_alone_says_that_it_needs_root_and_no_group(root_without_other_users: Project) -> None:

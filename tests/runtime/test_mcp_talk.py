@@ -33,9 +33,20 @@ async def test_a_server_whose_output_ends_is_told_of_by_its_status_when_that_com
         await trio.sleep(ends_after + 1)
         said.append("no such option")
 
-    process: Any = SimpleNamespace(wait=wait)
+    async def count() -> None:
+        await trio.lowlevel.checkpoint()
+        process.oom_kills = 3
+
+    process: Any = SimpleNamespace(wait=wait, count=count, oom_kills=0)
+    killed: list[int] = []
     how = await talk(
-        process, attach=trio.lowlevel.checkpoint, copy_log=copy_log, watch=trio.sleep_forever, restart=trio.Event()
+        process,
+        attach=trio.lowlevel.checkpoint,
+        copy_log=copy_log,
+        watch=trio.sleep_forever,
+        restart=trio.Event(),
+        on_oom=killed.append,
     )
 
     assert (how, said) == (told, ["no such option"] if ends_after < 1 else [])
+    assert killed == [3]  # once

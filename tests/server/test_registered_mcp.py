@@ -201,6 +201,15 @@ def test_limits_hold_for_a_server(project: Project, provider: str) -> None:
         until(lambda: state(served)["state"] in ("ready", "unhealthy"))
         assert ask(served, "echo", text="hi") == "hi"
         assert state(served)["crashes"] == crashes
+        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="has ended"), flatten_subgroups=True):
+            ask(served, "gorge")
+        assert ask(served, "echo", text="again") == "again"  # started anew
+        written = events(project, workspace)
+    kills = [one["count"] for one in written if one["type"] == "OomKilled"]
+    ends = [one["how"] for one in written if one["type"] == "McpServerEnded"]
+    whole = "ran out of memory, and its sandbox was killed whole"
+    assert (kills, len(ends)) == (([], 2) if provider == "gvisor" else ([1, 1], 1))
+    assert all(whole in how if provider == "gvisor" else how == "was killed: out of memory" for how in ends)
 
 
 @pytest.mark.nightly

@@ -181,6 +181,8 @@ def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
         elif not _by_design(probe, feature):
             lacking.setdefault(why, []).append(feature.value)
     yield from (f"    NOT ENFORCED: {', '.join(features)} ({why})" for why, features in lacking.items())
+    if probe.ends_whole:
+        yield "    memory: what exceeds the limit ends its sandbox whole, not one process of it"
     ways: dict[str, list[str]] = {}
     for way, why in sorted(probe.escapes.items()):
         ways.setdefault(why, []).append(way)

@@ -68,7 +68,6 @@ class HostedServer:
         self._events, _ = trio.open_memory_channel[ev.Event](math.inf)
         self._told = -math.inf
         self._unhealthy = ""
-        self._killed = 0  # processes of this start, for lack of memory
         self._held: HeldWorkspace | None = None
         self.gone = trio.Event()
 
@@ -278,16 +277,14 @@ class HostedServer:
 
     async def _talk(self, process: Process) -> tuple[str, bool]:
         """Let clients talk with the process until it ends, answers no more, or is to be started anew."""
-        self._killed = 0
-        how = await talk(
+        return await talk(
             process,
             attach=partial(self.bridge.attach, process.stdin, process.stdout),
             copy_log=partial(self._copy_log, process),
             watch=partial(self._watch, process),
             restart=self._again,
+            on_oom=self._tell_oom,
         )
-        self._tell_oom(process)
-        return how
 
     async def _watch(self, process: Process) -> str:
         """Look at a server again and again; return why it is to be ended."""
@@ -298,8 +295,6 @@ class HostedServer:
         while True:
             self._unhealthy = ""
             await trio.sleep(self.spec.health_interval)
-            await process.count()
-            self._tell_oom(process)
             try:
                 await self.bridge.ask("ping", {}, self.spec.health_timeout)
                 misses = 0
@@ -313,11 +308,9 @@ class HostedServer:
             if bool(self._unhealthy) != (self.record.state == "unhealthy"):
                 await self._become("unhealthy" if self._unhealthy else "ready", self._unhealthy)
 
-    def _tell_oom(self, process: Process) -> None:
-        if process.oom_kills > self._killed:
-            more, self._killed = process.oom_kills - self._killed, process.oom_kills
-            self._events.send_nowait(ev.OomKilled(STEP, more))
-            self._tell(f"out of memory: {more} of its processes killed")
+    def _tell_oom(self, more: int) -> None:
+        self._events.send_nowait(ev.OomKilled(STEP, more))
+        self._tell(f"out of memory: {more} of its processes killed")
 
     # --- what is written -----------------------------------------------------------------------------
 

@@ -16,13 +16,13 @@ from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.manifest.kinds.mcp_server import Spec
 from runner.manifest.load import Document, load
-from runner.manifest.network import TOOLS, AllowedHosts, HostList, hosts_of
+from runner.manifest.network import TOOLS, HostList, hosts_of
 from runner.mcp.bridge import BridgeOptions
 from runner.ops.mcp.registrations import FOLDER, load_registered
 from runner.ops.planning.network_sets import Look, find_network_sets
 from runner.spec.document_faults import document_faults
+from runner.spec.mcp import asked_limits, passed_by, server_secrets
 from runner.spec.model import SecretSpec
-from runner.spec.secrets import source_of
 
 STEP = "mcp"  # what events of the network name in place of a step
 
@@ -109,30 +109,6 @@ def _hosts(networks: Sequence[object]) -> set[str]:
 def _server(document: Document, sets: dict[str, NetworkSpec], folder: str) -> HostedSpec:
     spec = document.spec
     assert isinstance(spec, Spec)
-    network, limits = spec.network, spec.resource_limits
-    inject = network.inject or () if isinstance(network, AllowedHosts) else ()
-    secrets = [
-        SecretSpec(
-            name=one.name,
-            source=source_of(one.from_, document),
-            steps=(STEP,),
-            as_file=one.as_ == "file",
-            at=document.place("secrets", position, "from"),
-        )
-        for position, one in enumerate(spec.secrets)
-    ]
-    secrets += [
-        SecretSpec(
-            name=one.name,
-            source=source_of(one.from_, document),
-            steps=(STEP,),
-            as_file=False,
-            at=document.place("network", "inject", position, "from"),
-            injection=one.injection(document.origin("network", "inject", position)),
-        )
-        for position, one in enumerate(inject)
-    ]
-    bridge = spec.stdio_bridge
     return HostedSpec(
         name=document.name,
         folder=folder,
@@ -142,13 +118,13 @@ def _server(document: Document, sets: dict[str, NetworkSpec], folder: str) -> Ho
         provider=spec.provider,
         toolchains=tuple(spec.toolchains),
         env=spec.env,
-        secrets=tuple(secrets),
-        network=hosts_of(document, network, "network", sets=sets),
-        limits=Limits(limits.cpu, limits.memory, limits.disk, limits.pids),
+        secrets=tuple(server_secrets(document)),
+        network=hosts_of(document, spec.network, "network", sets=sets),
+        limits=asked_limits(spec),
         restart=spec.restart,
         bridge=BridgeOptions(
-            timeout=bridge.timeout,
-            passed=frozenset(one for one in ("sampling", "elicitation") if getattr(bridge, one) == "pass"),
+            timeout=spec.stdio_bridge.timeout,
+            passed=frozenset(passed_by(spec)),
             tools=None if spec.tools is None else tuple(spec.tools),
         ),
         health_interval=spec.health.interval,

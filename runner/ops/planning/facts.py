@@ -205,7 +205,7 @@ class _Look(Struct, kw_only=True, dict=True):
             return {}
         from runner.ops.planning.mcp_servers import place_servers  # which most runs do without
 
-        servers, lacking = await place_servers(want, self.settings, self.probes, known.mcp)
+        servers, lacking = await place_servers(want.mcp_servers, self.settings, self.probes, known.mcp)
         missing += lacking
         return servers
 

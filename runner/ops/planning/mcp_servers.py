@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from runner.core.errors import ProviderUnavailable, RunnerError, StalePlan
 from runner.core.model import Feature, IsolationClass
 from runner.core.settings import Settings
 from runner.ops.planning.host_paths import lend_toolchains
-from runner.spec.facts_request import FactsRequest
+from runner.ops.workspaces.create_checks import limits_of
 from runner.spec.mcp import WantedServer
 from runner.spec.model import McpFact, Missing, Wanted
+from runner.steps.provision.run import enforceable
 
 if TYPE_CHECKING:
     from runner.ports.provider import Probe
 
 
 async def place_servers(
-    want: FactsRequest, settings: Settings, probes: Mapping[str, Probe], pinned: Mapping[str, McpFact]
+    wanted: Sequence[WantedServer], settings: Settings, probes: Mapping[str, Probe], pinned: Mapping[str, McpFact]
 ) -> tuple[dict[str, McpFact], list[Missing]]:
     """Return the place of each hosted server of a run, as ``pinned`` if it is, and why others have none."""
     found: dict[str, McpFact] = {}
     missing: list[Missing] = []
-    for server in want.mcp_servers:
+    for server in wanted:
         try:
             found[server.name] = await _place(server, settings, probes, pinned.get(server.name))
         except StalePlan:
@@ -40,13 +41,16 @@ async def _place(
     refused = []
     for name in server.providers if pinned is None else [pinned.provider]:
         probe = probes.get(name)
-        why = "not available" if probe is None else _unfit(probe, server.image)
-        if why is None:
+        why = "not available" if probe is None else _unfit(probe, server)
+        if probe is not None and why is None:
+            limits, _ = limits_of(settings, probe, server.limits)
             return McpFact(
                 provider=name,
-                isolation=probe.isolation if probe is not None else None,
+                isolation=probe.isolation,
                 image=await _image(server, name, settings, pinned),
                 lent=await lend_toolchains(server.toolchains, settings.variables, None),
+                limits=limits,
+                ends_whole=probe.ends_whole,
             )
         refused.append(f"`{name}`: {why}")
     if pinned is not None:
@@ -55,11 +59,14 @@ async def _place(
     raise ProviderUnavailable(message, hint="name one as its `provider`; see `runner doctor`")
 
 
-def _unfit(probe: Probe, image: str | None) -> str | None:
+def _unfit(probe: Probe, server: WantedServer) -> str | None:
+    image = server.image
     if not probe.available:
         return probe.reason or "not available"
     if probe.isolation is IsolationClass.NONE:
         return "it does not isolate what runs in its workspaces"
+    if enforceable(server.limits, probe) != server.limits:
+        return "it cannot enforce the limits that are asked for"
     if not probe.enforces(Feature.RELAY):
         return f"it relays no connections: {probe.missing[Feature.RELAY]}"
     if image is None:

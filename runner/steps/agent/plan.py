@@ -151,6 +151,9 @@ def planned_server(server: McpServer) -> PlannedServer:
         hosted=hosted is not None,
         command=digest(hosted.command) if hosted is not None else "",
         image=hosted.image if hosted is not None else None,
+        limits=hosted.limits if hosted is not None else None,
+        limits_origin=hosted.limits_origin if hosted is not None else "",
+        ends_whole=hosted is not None and hosted.ends_whole,
         lines=tuple(reached),
         secret_names=tuple(server.secret_names),
     )
