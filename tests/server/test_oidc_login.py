@@ -127,7 +127,7 @@ def sent_away(visitor: Visitor, issuer: LoginIssuer, then: str = "/host") -> str
 
 def test_who_has_the_claims_of_a_grant_logs_in_at_the_issuer(served: Served, issuer: LoginIssuer) -> None:
     visitor = Visitor(served)
-    assert re.search(rb'href="/login/begin\?next=%2Fplan">Log in with 127.0.0.1<', visitor.get("/login?next=/plan").raw)
+    assert re.search(rb'href="/login/begin\?next=%2Fplan">log in with 127.0.0.1<', visitor.get("/login?next=/plan").raw)
     issuer.claims = {"sub": "someone", "groups": ["shop", "platform"]}
 
     back = sent_away(visitor, issuer)
@@ -172,7 +172,7 @@ def test_a_browser_comes_back_logged_in(project: Project, issuer: LoginIssuer, t
     with serving(project, *listen, *options(issuer, tmp_path)) as server, chromium() as browser:
         page = browser.new_context(java_script_enabled=scripts).new_page()
         page.goto(f"{server.url.replace('127.0.0.1', 'localhost')}/workspaces")
-        page.get_by_text("Log in with 127.0.0.1").click()
+        page.get_by_text("log in with 127.0.0.1").click()
         page.get_by_role("heading", name="Workspaces").wait_for()
         assert page.url.endswith("/workspaces")
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from runner.report.html.run import render_run
+from tests.server.test_oidc_login import LoginIssuer, open_issuer
+from tests.server.test_oidc_login import options as login_options
 from tests.support.browser import PHONE, axe_finds, chromium, heard_by, unfolded, width_of
 from tests.support.needs import AXE, CHROMIUM
 from tests.support.pages import HOSTILE, hostile
@@ -65,6 +67,7 @@ def test_page_and_report_are_usable_by_keyboard_on_a_phone_and_on_paper_and_harm
         heard = heard_by(page)
         page.on("request", lambda request: asked.append(request.url))
         page.goto(online.url)
+        assert (axe_finds(page), width_of(page)) == ([], 360)
         page.keyboard.press("Tab")
         page.keyboard.press("Tab")
         page.keyboard.type(online.token)
@@ -140,6 +143,61 @@ def test_axe_finds_nothing_on_any_page(online: Served, visit: Callable[..., Page
     online.ask("DELETE", f"/api/v1/workspaces/{workspace}?discard=true")
 
     assert shown == dict.fromkeys(shown, ([], True))
+
+
+@pytest.fixture
+def issued(project: Project, tmp_path: Path) -> Iterator[tuple[Served, LoginIssuer]]:
+    """A server at which one can log in by an issuer too."""
+    with open_issuer() as issuer:
+        listen = ("--manifests", str(project.folder), "--listen", "127.0.0.1:0")
+        project.script("true")
+        with serving(project, *listen, *login_options(issuer, tmp_path)) as served:
+            yield served, issuer
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_axe_finds_nothing_on_the_pages_of_a_login_and_of_what_was_not_done(
+    issued: tuple[Served, LoginIssuer], browser: Browser, kind: str
+) -> None:
+    """By token and by issuer: asked, refused, on the way back; and a page, a form and a run that cannot be had."""
+    served, issuer = issued
+    url = served.url.replace("127.0.0.1", "localhost")  # another site than that of the issuer
+    page = browser.new_context(**KINDS[kind]).new_page()
+    heard = heard_by(page)
+    shown: dict[str, Any] = {}
+
+    def look(name: str, heading: str) -> None:
+        page.get_by_role("heading", name=heading, exact=True).wait_for()
+        picture(page, f"{kind}-{name}")
+        shown[name] = (axe_finds(page), width_of(page) <= (360 if kind == "phone" else 1280))
+
+    page.goto(f"{url}/plan")
+    look("login", "Log in")
+    page.fill("#token", "rt_tests_guess")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").wait_for()
+    look("login-refused", "Log in")
+    issuer.error = "access_denied"
+    page.get_by_text("log in with 127.0.0.1").click()
+    page.get_by_role("alert").wait_for()
+    look("login-refused-by-issuer", "Log in")
+    issuer.error, issuer.claims = "", {"sub": "mary"}
+    page.route(f"{url}/plan", lambda route: route.fulfill(status=204))  # which leaves the page where it is
+    page.goto(f"{url}/login?next=/plan")
+    page.get_by_text("log in with 127.0.0.1").click()
+    look("logged-in", "Logged in")
+    page.unroute(f"{url}/plan")
+    for name, place in (("no-run", "/runs/none"), ("no-state", "/?state=odd"), ("not-for-a-reader", "/plan")):
+        page.goto(f"{url}{place}")
+        look(name, "Not done")
+    page.evaluate("document.querySelector('form[action=\"/logout\"] [name=proof]').value = 'x'")
+    page.get_by_role("button", name="Log out").click()
+    look("not-its-form", "Not done")
+
+    assert shown == dict.fromkeys(shown, ([], True))
+    refused = "Failed to load resource: the server responded with a status of 4"
+    assert [text for text in heard if not text.startswith(refused)] == []
 
 
 @pytest.mark.nightly

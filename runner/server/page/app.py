@@ -163,24 +163,22 @@ class _Shown(_Answering):
 class _LoginForm(_Answering):
     async def answer(self, request: Request) -> Any:
         if request.method != "POST":
-            return self._form(request)
+            return _login_form(self._app, request)
         token = (await self.form(request)).get("token", "").strip()
         try:
             await find_token(self._app.server.env.store, token)
         except Unauthorized as error:
-            return self._form(request, error)
+            return _login_form(self._app, request, error, of_token=True)
         response = _redirect(_next(request))
         self._logins.begin(token, response)
         return response
 
-    def _form(self, request: Request, error: RunnerError | None = None) -> Response:
-        return _login_form(self._app, request, error)
 
-
-def _login_form(app: App, request: Request, error: RunnerError | None = None) -> Response:
+def _login_form(app: App, request: Request, error: RunnerError | None = None, *, of_token: bool = False) -> Response:
+    issuer, then = app.server.login, quote(_next(request), safe="")
     page = Page(
         template="login.html",
-        more={"error": error, "next": quote(_next(request), safe=""), "issuer": app.server.login},
+        more={"error": error, "of_token": of_token, "next": then, "issuer": issuer},
         status=error.http_status if error is not None else 200,
     )
     return _render(page, request, None)
