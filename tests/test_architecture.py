@@ -152,3 +152,16 @@ def test_no_function_is_longer_than_a_page(path: Path) -> None:
     long = {node.name: node.end_lineno - node.lineno + 1 for node in functions if node.end_lineno is not None}
 
     assert {name: lines for name, lines in long.items() if lines > 60} == {}
+
+
+FOREIGN = {"IndexEntry"}  # its fields have no better names than their order
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_values_of_more_than_four_fields_are_built_by_keyword(path: Path) -> None:
+    calls = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and len(node.args) > 4
+    ]
+    names = [ast.unparse(call.func).rpartition(".")[2] for call in calls]
+
+    assert [name for name in names if name.lstrip("_")[:1].isupper() and name not in FOREIGN] == []

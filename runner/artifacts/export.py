@@ -173,7 +173,9 @@ class _Archive:
 
     def exported(self, to: Path) -> ExportResult:
         redacted = tuple(str(entry["name"]) for entry in self._files if "redacted" in entry)
-        return ExportResult(to, len(self._sums), self._size, redacted, tuple(self._left_out))
+        return ExportResult(
+            to=to, files=len(self._sums), size=self._size, redacted=redacted, left_out=tuple(self._left_out)
+        )
 
     def _refused(self, source: str, file: IO[bytes], size: int) -> str | None:
         if size > MAX_FILE_BYTES or self._size + size > MAX_BYTES:

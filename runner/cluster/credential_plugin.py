@@ -122,7 +122,14 @@ def read_plugin(entry: Any, user: str, folder: os.PathLike[str], cluster: Mappin
     hint = _text(entry, "installHint", user)
     env = _variables(entry.get("env") or [], user)
     return CredentialPlugin(
-        user, written, command, tuple(args), env, version, hint, json.dumps(info, ensure_ascii=False)
+        user=user,
+        written=written,
+        command=command,
+        args=tuple(args),
+        env=env,
+        version=version,
+        hint=hint,
+        info=json.dumps(info, ensure_ascii=False),
     )
 
 

@@ -78,7 +78,14 @@ def parse_request(method: str, target: bytes) -> KubeRequest:
         return KubeRequest(asked.verb, asked.resource, asked.namespace, refusal=refused.refusal, message=str(refused))
     path = "/" + "/".join(parts)
     target_text = f"{path}?{urlencode(query, quote_via=quote)}" if query else path
-    return KubeRequest(asked.verb, asked.resource, asked.namespace, target_text, kind == "stream", kind == "review")
+    return KubeRequest(
+        verb=asked.verb,
+        resource=asked.resource,
+        namespace=asked.namespace,
+        target=target_text,
+        streams=kind == "stream",
+        review=kind == "review",
+    )
 
 
 def refusal_of(verb: str, group: str, resource: str, subresource: str) -> ClusterRefusal | None:

@@ -96,7 +96,7 @@ async def recover(
     by it; then its tree is kept. Nothing is done while anyone but the run, or a recovery of it, holds the workspace's
     live lease. Raises what the store raises. Cancelling leaves the rest for the next time.
     """
-    ending = _Ending(record, plan, paths, deps, append, host=host)
+    ending = _Ending(record=record, plan=plan, paths=paths, deps=deps, append=append, host=host)
     await ending.temporary()
     if take is not None:
         await take()

@@ -80,7 +80,9 @@ def answer_of(turn: Turn, number: int, model: str, tools: Tools, sent_bytes: int
     if used := turn.usage:
         fresh = max(0, used.input - used.cached)
         counts = Counts(fresh=fresh, cached=used.cached, output=used.output, reasoning=used.reasoning)
-    return FakeAnswer(number, model, turn.think or "", turn.say or "", tuple(calls), counts)
+    return FakeAnswer(
+        number=number, model=model, think=turn.think or "", say=turn.say or "", calls=tuple(calls), counts=counts
+    )
 
 
 def pieces(text: str) -> list[str]:

@@ -62,7 +62,7 @@ async def open_session(
     from runner.gateway.session import GatewaySession
 
     api, deadline = import_module(f"runner.gateway.apis.{grant.api.value}").api, trio.current_effective_deadline()
-    session = GatewaySession(grant, api, upstream, key, on_request, deadline=deadline)
+    session = GatewaySession(grant=grant, api=api, upstream=upstream, key=key, on_request=on_request, deadline=deadline)
     try:
         yield session
     finally:

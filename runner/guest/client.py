@@ -124,7 +124,7 @@ class Guest:
             frames = framing.execute(id, request)
         except ValueError as error:
             raise ProviderFailed(f"{name} cannot be started: {error}") from error
-        command = Command(self.link.outbox, id, frames, name, word)
+        command = Command(self.link.outbox, id, frames, name=name, word=word)
         self.link.ask(command)
         try:
             yield command
@@ -141,7 +141,9 @@ class Guest:
         """
         id = self.link.new_id()
         request = framing.listen(id, port, hands=self.link.hands_over)
-        listener = Listener(self.link.outbox, id, request, f"port {port} in {self._what}", serve)
+        listener = Listener(
+            outbox=self.link.outbox, id=id, request=request, name=f"port {port} in {self._what}", serve=serve
+        )
         self.link.ask(listener)
         accepting = trio.CancelScope()
         try:

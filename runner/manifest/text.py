@@ -144,7 +144,7 @@ class Source:
                 last = end.column
             case _:
                 last = len(line.rstrip())
-        return Place(self.file, self.line + number + 1, column + 1, max(1, last - column), line)
+        return Place(self.file, self.line + number + 1, column + 1, width=max(1, last - column), text=line)
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ def decode(file: str, raw: bytes) -> str:
         column = len(before[before.rfind(b"\n") + 1 :].decode(errors="replace"))
         raise BadEncoding(
             f"byte 0x{error.object[error.start]:02x} is not UTF-8",
-            at=Place(file, before.count(b"\n") + 1, column + 1, 1, line),
+            at=Place(file, before.count(b"\n") + 1, column + 1, text=line),
             hint="save the file as UTF-8",
         ) from None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -322,14 +322,14 @@ def decode(file: str, raw: bytes) -> str:
         column = odd.start() - (text.rfind("\n", 0, odd.start()) + 1)
         raise BadEncoding(
             f"the character U+{ord(odd[0]):04X} is not allowed in YAML text",
-            at=Place(file, number + 1, column + 1, 1, lines[number]),
+            at=Place(file, number + 1, column + 1, text=lines[number]),
             hint="remove it, or write it as an escape in double quotes",
         )
     longest = max(lines, key=len)
     if len(longest) > LINE_CHARACTERS:
         raise OverBudget(
             f"a line has {len(longest)} characters, {LINE_CHARACTERS} are allowed",
-            at=Place(file, lines.index(longest) + 1, 1, 1, longest),
+            at=Place(file, lines.index(longest) + 1, 1, text=longest),
             hint="break it, or use a block scalar (`|`)",
         )
     return text

@@ -56,7 +56,7 @@ async def open_bridge(
     max_reported: int = MAX_REPORTED,
 ) -> AsyncIterator[AgentBridge]:
     """Open a bridge; see ``ports.mcp.OpenMcp``."""
-    bridge = AgentBridge(grant, approve, tell, on_call, max_reported)
+    bridge = AgentBridge(grant=grant, approve=approve, tell=tell, on_call=on_call, max_reported=max_reported)
     try:
         yield bridge
     finally:

@@ -159,7 +159,13 @@ class HttpConnection:
         if self._protocol.they_are_waiting_for_100_continue:
             await self._say(h11.InformationalResponse(status_code=100, headers=[]))
         body = await self._body()
-        return Request(head.method.decode(), bytes(head.target), list(head.headers), body, began)
+        return Request(
+            method=head.method.decode(),
+            target=bytes(head.target),
+            headers=list(head.headers),
+            body=body,
+            began=began,
+        )
 
     async def _body(self) -> bytes:
         body = bytearray()

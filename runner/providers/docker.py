@@ -269,7 +269,7 @@ class DockerProvider(DaemonImages):
                 async with open_guest(
                     started.connect, what=_what(handle), kill_sandbox=init.kill, nonce=nonce
                 ) as guest:
-                    yield WarmContainer(state, guest, init, channel.listener, fields)
+                    yield WarmContainer(state, guest, init, listener=channel.listener, fields=fields)
             finally:
                 stage.detached = state.detached
                 if not state.detached:

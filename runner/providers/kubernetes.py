@@ -219,7 +219,7 @@ class KubernetesProvider:
                 isolation = await isolation_of(objects, self._settings.kubernetes_runtime_class)
                 body = pod.pod(name, self._shape(handle), volumes, guards, most=handle.limits.disk_bytes or MOST)
                 sandbox = PodSandbox(objects, name, what)
-                opening = _Opening(handle, spec, sandbox, volumes, seen)
+                opening = _Opening(handle, spec, sandbox, volumes=volumes, seen=seen)
                 async with sandbox.watched():
                     try:
                         sandbox.look(await objects.create(objects.path("pods"), body, again=True))

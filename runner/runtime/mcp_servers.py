@@ -61,7 +61,7 @@ async def open_mcp_servers(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
         with send:
-            running = [_Running(run, step, server, at, send.send_nowait) for at, server in enumerate(servers, 1)]
+            running = [_Running(run, step, one, number=at, tell=send.send_nowait) for at, one in enumerate(servers, 1)]
             async with AsyncExitStack() as stack, open_services() as services:
                 async with trio.open_nursery() as starting:
                     for one in running:

@@ -65,7 +65,13 @@ def scan(
     cannot be opened or a program that lists is killed, and whatever ``should_stop`` raises.
     """
     with safe_open.open_directory(root) as top, open_lister(top, policy.max_file_size, skip_top) as lister:
-        walk = _Walk(lister, policy, limit_entries, limit_violations, should_stop)
+        walk = _Walk(
+            lister=lister,
+            policy=policy,
+            limit_entries=limit_entries,
+            limit_violations=limit_violations,
+            should_stop=should_stop,
+        )
         walk.run()
     return ScanResult(
         files=walk.files,

@@ -139,7 +139,7 @@ class _InProcessLister(Generic[T]):
                 for chunk in self._list(path):
                     yield about, chunk
             except OSError as error:
-                yield about, Chunk(0, 0, "/", [], error.errno or errno.EIO)
+                yield about, Chunk(files=0, bytes=0, names="/", special=[], error=error.errno or errno.EIO)
             if self._left < 0:
                 self.waiting.append((path, about))
 
@@ -168,11 +168,15 @@ class _InProcessLister(Generic[T]):
             foreign = found.st_dev != self._device
             if not stat.S_ISREG(found.st_mode) or found.st_size > self._most or found.st_mode & SETID or foreign:
                 target = os.readlink(entry.name, dir_fd=descriptor) if stat.S_ISLNK(found.st_mode) else ""
-                special.append(SpecialEntry(entry.name, found.st_mode, found.st_size, foreign, target))
+                special.append(
+                    SpecialEntry(
+                        name=entry.name, mode=found.st_mode, size=found.st_size, foreign=foreign, target=target
+                    )
+                )
             else:
                 names.append(entry.name)
                 size += found.st_size
-        return Chunk(len(names) - 1, size, "/".join([*names, ""]), special, 0)
+        return Chunk(files=len(names) - 1, bytes=size, names="/".join([*names, ""]), special=special, error=0)
 
 
 class _Worker:
@@ -256,11 +260,11 @@ class _WorkerLister(Generic[T]):
             start = at + _CHUNK.size
             at = start + names + special
             chunk = Chunk(
-                files,
-                size,
-                os.fsdecode(packet[start : start + names] + b"/"),
-                _special_entries(packet, start + names, at),
-                max(status, 0),
+                files=files,
+                bytes=size,
+                names=os.fsdecode(packet[start : start + names] + b"/"),
+                special=_special_entries(packet, start + names, at),
+                error=max(status, 0),
             )
             if status == -1:
                 yield self._asked[request], chunk
@@ -275,6 +279,6 @@ def _special_entries(packet: bytes, at: int, end: int) -> list[SpecialEntry]:
         size, mode, name, target, foreign, _ = _SPECIAL.unpack_from(packet, at)
         at += _SPECIAL.size
         texts = os.fsdecode(packet[at : at + name]), os.fsdecode(packet[at + name : at + name + target])
-        found.append(SpecialEntry(texts[0], mode, size, bool(foreign), texts[1]))
+        found.append(SpecialEntry(name=texts[0], mode=mode, size=size, foreign=bool(foreign), target=texts[1]))
         at += name + target
     return found

@@ -139,4 +139,4 @@ def _start(
     finally:
         for fd in theirs:
             os.close(fd)
-    return BwrapProcess(child, child_process.PipeReader(status), gate, join, lifeline)
+    return BwrapProcess(child=child, status=child_process.PipeReader(status), gate=gate, join=join, lifeline=lifeline)

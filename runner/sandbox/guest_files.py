@@ -193,7 +193,7 @@ class _Pulled:
             size, seconds, mode, name, target = HEAD.unpack(head)
             words = self._read(name + target)
             texts = [word.decode(errors="surrogateescape") for word in (words[:name], words[name:])]
-            yield Packed(texts[0], texts[1], mode, seconds, size, self._read)
+            yield Packed(name=texts[0], target=texts[1], mode=mode, seconds=seconds, size=size, read=self._read)
 
     def _read(self, size: int) -> bytes:
         while len(self._held) < size:

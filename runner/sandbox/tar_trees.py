@@ -305,7 +305,7 @@ def _packed(archive: tarfile.TarFile, entry: tarfile.TarInfo, name: str) -> Pack
     content = archive.extractfile(entry) if entry.isreg() else None
     read = content.read if content else bytes
     mode = _TYPES.get(entry.type, 0) | stat.S_IMODE(entry.mode)
-    return Packed(name, entry.linkname, mode, _seconds(entry), entry.size, read)
+    return Packed(name=name, target=entry.linkname, mode=mode, seconds=_seconds(entry), size=entry.size, read=read)
 
 
 def _seconds(entry: tarfile.TarInfo) -> float:

@@ -145,7 +145,7 @@ class VolumeDocker(DaemonImages):
         """Make the workspace's image: the one asked for, with the guest and a user for commands."""
         guest = binary.find().path
         words = [Source("etc/passwd", guest, 0, content=passwd(UID)), Source("etc/group", guest, 0, content=group(UID))]
-        words.append(Source(GUEST.lstrip("/"), guest, 0, 0o755, guest.read_bytes()))
+        words.append(Source(GUEST.lstrip("/"), guest, 0, mode=0o755, content=guest.read_bytes()))
         labels = self._labels(handle)
         image_file(handle.private).parent.mkdir(mode=0o700)
         tmp = image_file(handle.private).with_name("tmp")

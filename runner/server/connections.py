@@ -57,15 +57,15 @@ class Connection(TCPServer):
     async def _read_data(self) -> None:
         made = self.protocol
         made.protocol = _Http1(
-            made.app,
-            made.config,
-            made.context,
-            made.task_group,
-            made.state,
-            made.ssl,
-            made.client,
-            made.server,
-            made.send,
+            app=made.app,
+            config=made.config,
+            context=made.context,
+            task_group=made.task_group,
+            connection_state=made.state,
+            ssl=made.ssl,
+            client=made.client,
+            server=made.server,
+            send=made.send,
         )
         await super()._read_data()
         self.left = True
@@ -127,7 +127,7 @@ async def serve_connections(
             spared = next(iter(resting))
             del resting[spared]
             held.remove(spared)
-        connection = Connection(wrapped, config, context, ConnectionState({}), stream)
+        connection = Connection(wrapped, config, context, state=ConnectionState({}), stream=stream)
         connection.resting = resting
         resting[connection] = None
         held.add(connection)

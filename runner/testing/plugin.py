@@ -135,7 +135,14 @@ async def place(candidate: Candidate, provider: Provider, tmp_path: Path) -> Asy
     handle = await provider.create(
         WorkspaceRequest(id=f"check-{os.getpid()}-{next(_NAMES)}-", run="run-1", nonce=_NONCE)
     )
-    made = Place(candidate, provider, tmp_path, handle, _NONCE, await provider.probe())
+    made = Place(
+        candidate=candidate,
+        provider=provider,
+        home=tmp_path,
+        handle=handle,
+        nonce=_NONCE,
+        probe=await provider.probe(),
+    )
     yield made
     assert (marked(made.mark), [*candidate.inhabitants(handle)]) == ([], [])
     if handle.tree.exists() or handle.private.exists():
@@ -160,7 +167,7 @@ async def limited(
                 lack(f"limits of {feature}", probe.missing[feature], None)
         name = f"check-{os.getpid()}-{next(_NAMES)}-"
         made.append(await provider.create(WorkspaceRequest(id=name, run="run-1", nonce="nonce", limits=limits)))
-        return Place(candidate, provider, tmp_path, made[-1], "nonce", probe)
+        return Place(candidate=candidate, provider=provider, home=tmp_path, handle=made[-1], nonce="nonce", probe=probe)
 
     yield make
     for handle in made:

@@ -64,13 +64,13 @@ def _of_alertmanager(document: Mapping[str, object]) -> Alert | None:
         more = ", ".join([*names][:_MOST]) + (", ..." if len(names) > _MOST else "")
         told.append(f"{len(firing) - 1} more: {more}")
     return Alert(
-        labels,
-        tuple(told),
-        labels.get("reason") or labels.get("alertname", ""),
-        labels.get("severity", ""),
-        text(first.get("fingerprint")),
-        text(first.get("startsAt")),
-        text(document.get("groupKey")),
+        labels=labels,
+        told=tuple(told),
+        kind=labels.get("reason") or labels.get("alertname", ""),
+        severity=labels.get("severity", ""),
+        id=text(first.get("fingerprint")),
+        since=text(first.get("startsAt")),
+        event=text(document.get("groupKey")),
     )
 
 
@@ -85,13 +85,13 @@ def _of_pagerduty(document: Mapping[str, object]) -> Alert | None:
     words = [text(incident.get("title")) or text(incident.get("summary")), *_values(details)]
     service = text(mapping(incident.get("service")).get("summary"))
     return Alert(
-        _labels((details, *words)),
-        (*words, f"PagerDuty service {service}" if service else "", text(incident.get("html_url"))),
-        text(incident.get("title")),
-        text(mapping(incident.get("priority")).get("summary")) or text(incident.get("urgency")),
-        text(incident.get("incident_key")) or text(incident.get("id")),
-        text(incident.get("created_at")) or text(event.get("occurred_at")),
-        text(event.get("id")),
+        labels=_labels((details, *words)),
+        told=(*words, f"PagerDuty service {service}" if service else "", text(incident.get("html_url"))),
+        kind=text(incident.get("title")),
+        severity=text(mapping(incident.get("priority")).get("summary")) or text(incident.get("urgency")),
+        id=text(incident.get("incident_key")) or text(incident.get("id")),
+        since=text(incident.get("created_at")) or text(event.get("occurred_at")),
+        event=text(event.get("id")),
         resolved="resolved" in (text(incident.get("status")), text(event.get("event_type"))[len("incident.") :]),
     )
 
@@ -105,12 +105,12 @@ def _of_pagerduty_event(document: Mapping[str, object]) -> Alert | None:
     own = {name: text(payload.get(name)) for name in ("source", "component", "group", "class")}
     words = (text(payload.get("summary")), *_values(details), *(f"{name}: {own[name]}" for name in own if own[name]))
     return Alert(
-        _labels((details, *words)),
-        words,
-        own["class"] or text(payload.get("summary")),
-        text(payload.get("severity")),
-        text(document.get("dedup_key")),
-        text(payload.get("timestamp")),
+        labels=_labels((details, *words)),
+        told=words,
+        kind=own["class"] or text(payload.get("summary")),
+        severity=text(payload.get("severity")),
+        id=text(document.get("dedup_key")),
+        since=text(payload.get("timestamp")),
         resolved=document["event_action"] == "resolve",
     )
 
@@ -123,13 +123,13 @@ def _of_opsgenie(document: Mapping[str, object]) -> Alert | None:
     details, tags = mapping(alert.get("details")), [text(tag) for tag in items(alert.get("tags"))]
     words = (text(alert.get("message")), text(alert.get("description")), *_values(details))
     return Alert(
-        _labels((details, *words, *tags)),
-        (*words, f"entity {text(alert.get('entity'))}" if text(alert.get("entity")) else ""),
-        texts(details).get("alertname") or text(alert.get("message")),
-        text(alert.get("priority")),
-        text(alert.get("alertId")) or text(alert.get("alias")),
-        _moment(alert.get("createdAt")),
-        text(alert.get("alias")),
+        labels=_labels((details, *words, *tags)),
+        told=(*words, f"entity {text(alert.get('entity'))}" if text(alert.get("entity")) else ""),
+        kind=texts(details).get("alertname") or text(alert.get("message")),
+        severity=text(alert.get("priority")),
+        id=text(alert.get("alertId")) or text(alert.get("alias")),
+        since=_moment(alert.get("createdAt")),
+        event=text(alert.get("alias")),
         resolved=action in ("Close", "Delete"),
     )
 
@@ -144,13 +144,15 @@ def _of_datadog(document: Mapping[str, object]) -> Alert | None:
     tags = [tag for name in ("tags", "alert_scope") for tag in _tags(document.get(name))]
     moment = document.get("date") if document.get("date") else document.get("last_updated")
     return Alert(
-        _labels([*tags, text(document.get("body"))]),
-        (*told, text(document.get("link"))),
-        text(document.get("alert_metric")) or re.sub(r"^\s*\[[^\]]*\]\s*", "", title),
-        text(document.get("priority")) or text(document.get("alert_priority")) or text(document.get("alert_type")),
-        _plain(document.get("id")) or _plain(document.get("alert_id")),
-        _moment(moment),
-        _plain(document.get("alert_id")),
+        labels=_labels([*tags, text(document.get("body"))]),
+        told=(*told, text(document.get("link"))),
+        kind=text(document.get("alert_metric")) or re.sub(r"^\s*\[[^\]]*\]\s*", "", title),
+        severity=text(document.get("priority"))
+        or text(document.get("alert_priority"))
+        or text(document.get("alert_type")),
+        id=_plain(document.get("id")) or _plain(document.get("alert_id")),
+        since=_moment(moment),
+        event=_plain(document.get("alert_id")),
         resolved=text(document.get("alert_transition")) == "Recovered" or _RESOLVED.match(title) is not None,
     )
 

@@ -143,7 +143,7 @@ def open_crashing(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ, **(env or {})}
     ) as process:
         assert process.stdout.readline() == "ready\n"
-        yield Crashing(process, provider, folder, count(1), daemon)
+        yield Crashing(process=process, provider=provider, folder=folder, numbers=count(1), daemon=daemon)
         process.stdin.close()
 
 

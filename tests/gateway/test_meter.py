@@ -102,10 +102,10 @@ GEMINI = [
     ),
 ]
 STREAMS = {
-    "anthropic": (ANTHROPIC, Counts(10, 500, 40, 30, 90, 60)),
-    "openai": (RESPONSES, Counts(10, 500, 70, 0, 90, 60)),
-    "chat": (CHAT, Counts(10, 500, 70, 0, 90, 60)),
-    "gemini": (GEMINI, Counts(580, 500, 0, 0, 90, 60)),
+    "anthropic": (ANTHROPIC, Counts(fresh=10, cached=500, written=40, written_hour=30, output=90, reasoning=60)),
+    "openai": (RESPONSES, Counts(fresh=10, cached=500, written=70, written_hour=0, output=90, reasoning=60)),
+    "chat": (CHAT, Counts(fresh=10, cached=500, written=70, written_hour=0, output=90, reasoning=60)),
+    "gemini": (GEMINI, Counts(fresh=580, cached=500, written=0, written_hour=0, output=90, reasoning=60)),
 }
 EACH = pytest.mark.parametrize("name", STREAMS)
 

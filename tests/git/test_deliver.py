@@ -116,7 +116,16 @@ async def work_of(folder: Path, change: Change, depth: int | None = None) -> Wor
     wanted = SnapshotOptions("work", Author("runner", "runner@localhost", 1_700_000_000))
     made = await delivery.snapshot(private, tree, base, wanted)
     await delivery.patch(private, base, made.commit, folder / "work.patch")
-    return Work(delivery, user, private, base, made.commit, made.tree, folder / "work.patch", folder)
+    return Work(
+        delivery=delivery,
+        user=user,
+        private=private,
+        base=base,
+        commit=made.commit,
+        tree=made.tree,
+        patch=folder / "work.patch",
+        folder=folder,
+    )
 
 
 def tree_of(user: Path) -> str:

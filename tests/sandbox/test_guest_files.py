@@ -117,7 +117,14 @@ def entries(packed: bytes) -> Iterator[Packed]:
     stream, head = BytesIO(packed), struct.Struct("=QqIHH")
     while words := stream.read(head.size):
         size, seconds, mode, name, target = head.unpack(words)
-        yield Packed(os.fsdecode(stream.read(name)), os.fsdecode(stream.read(target)), mode, seconds, size, stream.read)
+        yield Packed(
+            name=os.fsdecode(stream.read(name)),
+            target=os.fsdecode(stream.read(target)),
+            mode=mode,
+            seconds=seconds,
+            size=size,
+            read=stream.read,
+        )
 
 
 @ROOT.mark
@@ -138,7 +145,14 @@ def test_what_its_user_cannot_read_is_told_by_the_exit_code(tmp_path: Path, word
 
 
 def entry(name: str, mode: int = FILE, text: str = "text", target: str = "", size: int | None = None) -> Packed:
-    return Packed(name, target, mode, 0, len(text) if size is None else size, BytesIO(text.encode()).read)
+    return Packed(
+        name=name,
+        target=target,
+        mode=mode,
+        seconds=0,
+        size=len(text) if size is None else size,
+        read=BytesIO(text.encode()).read,
+    )
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,13 @@ def build_of(*lines: str) -> Build:
         entry = tarfile.TarInfo("here/Dockerfile")
         entry.size = len(text)
         tar.addfile(entry, io.BytesIO(text))
-    return Build(buffer.getvalue(), "here/Dockerfile", TAG, {"WORD": "given"}, {"runner-tests.label": "yes"})
+    return Build(
+        context=buffer.getvalue(),
+        dockerfile="here/Dockerfile",
+        tag=TAG,
+        arguments={"WORD": "given"},
+        labels={"runner-tests.label": "yes"},
+    )
 
 
 async def test_an_image_is_built_with_its_arguments_and_labels_and_each_line_is_said() -> None:

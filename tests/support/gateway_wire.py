@@ -196,7 +196,9 @@ async def open_line(
     grant = ModelGrant(api, tuple(models) or (MODELS[api],), budget or Budget())
     module = import_module(f"runner.gateway.apis.{api.value}").api
     deadline = trio.current_time() + seconds
-    session = GatewaySession(grant, module, upstream, key, told.append, deadline=deadline)
+    session = GatewaySession(
+        grant=grant, api=module, upstream=upstream, key=key, on_request=told.append, deadline=deadline
+    )
     async with open_services() as services:
 
         async def serve(stream: Any) -> None:

@@ -119,7 +119,7 @@ class Rewrite:
         text = self._source.lines[line.number]
         column = min(line.source_column(place.column - 1), max(0, len(text) - 1))
         width = max(1, min(place.width, len(text) - column))
-        return Place(place.file, self._source.line + line.number + 1, column + 1, width, text)
+        return Place(place.file, self._source.line + line.number + 1, column + 1, width=width, text=text)
 
     def _at(self, number: int) -> Line:
         return next(line for line in self.lines if line.number == number and not line.added)

@@ -98,12 +98,12 @@ async def examine(settings: Settings) -> Health:
     keys = agent_keys(settings)
     git = open_git(settings)
     return Health(
-        tuple(probes),
-        f"{git.name} {'.'.join(map(str, git.version))}",
-        keys,
-        settings.rows(),
-        built,
-        tuple(rivals),
+        probes=tuple(probes),
+        git=f"{git.name} {'.'.join(map(str, git.version))}",
+        agents=keys,
+        settings=settings.rows(),
+        image=built,
+        rivals=tuple(rivals),
         clis=tuple(key.agent for key in keys if has_cli(key.agent, settings)),
         proxies=tuple(sorted(name for name in settings.reach if name.lower().endswith("_proxy"))),
         plugins=tuple(other_plugins()),

@@ -61,10 +61,10 @@ def _key(name: str, agent: ModelAgent, settings: Settings) -> AgentKey:
         usable_key(key)
         settings.model_url(agent.api.value)
     except KeyMissing as error:
-        return AgentKey(name, agent.api, model, None, error.message)
+        return AgentKey(agent=name, api=agent.api, model=model, variable=None, problem=error.message)
     except UsageError as error:
-        return AgentKey(name, agent.api, model, None, f"{error.message}; {error.hint}")
-    return AgentKey(name, agent.api, model, key.variable, None)
+        return AgentKey(agent=name, api=agent.api, model=model, variable=None, problem=f"{error.message}; {error.hint}")
+    return AgentKey(agent=name, api=agent.api, model=model, variable=key.variable, problem=None)
 
 
 async def spend(settings: Settings, apis: set[Api]) -> list[KeyTest]:
@@ -94,7 +94,7 @@ async def _ask(api: Api, settings: Settings) -> KeyTest:
     problem = None if told and told[-1].status == 200 else "no answer came"
     if session.failure is not None:
         problem = session.failure.message
-    return KeyTest(api, tiny.model, trio.current_time() - start, session.usage, problem)
+    return KeyTest(api=api, model=tiny.model, seconds=trio.current_time() - start, usage=session.usage, problem=problem)
 
 
 @asynccontextmanager

@@ -72,7 +72,14 @@ async def rebuild_store(settings: Settings) -> RebuildResult:
                 continue
             added[kind].append(id)
             events += len(history)
-    return RebuildResult(tuple(added["run"]), tuple(added["workspace"]), events, aside, damage, tuple(unread))
+    return RebuildResult(
+        runs=tuple(added["run"]),
+        workspaces=tuple(added["workspace"]),
+        events=events,
+        aside=aside,
+        damage=damage,
+        unread=tuple(unread),
+    )
 
 
 async def _damage(path: Path) -> str | None:

@@ -132,7 +132,14 @@ async def build_context(
     engine = Engine.of(settings)
     proxies = {name: url for name, url in settings.reach.items() if name.lower() in _PROXIES}
     arguments = {**proxies, **({"BASE": recipe.base} if recipe.base else {})}
-    wanted = Build(content, dockerfile, recipe.tag, arguments, labels, recipe.host_network)
+    wanted = Build(
+        context=content,
+        dockerfile=dockerfile,
+        tag=recipe.tag,
+        arguments=arguments,
+        labels=labels,
+        host_network=recipe.host_network,
+    )
     try:
         with trio.fail_after(LONGEST):
             return await build_image(engine, wanted, say)

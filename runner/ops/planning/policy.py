@@ -201,5 +201,9 @@ def _layer(spec: PolicySpec, own: OwnPolicy | None, documents: Mapping[str, Docu
 def _ruling(path: str, layer: PolicyLayer) -> PathVerdict:
     verdict = layer.policy.judge(path)
     return PathVerdict(
-        printable_path(path), verdict.allowed, verdict.rule, layer.name, layer.lines.get(verdict.rule, BUILT_IN)
+        path=printable_path(path),
+        allowed=verdict.allowed,
+        rule=verdict.rule,
+        policy=layer.name,
+        origin=layer.lines.get(verdict.rule, BUILT_IN),
     )

@@ -172,7 +172,13 @@ def _sought(plan: RunPlan, facts: Facts, reused: Collection[str]) -> Iterator[_S
         if provider is None or step.id in reused or not isinstance(body, AgentBody) or body.model is None:
             continue
         if "PATH" not in body.env:  # or nobody can tell
-            yield _Sought(body.agent, body.mount_plan.toolchains, provider, plan.image, plan.base_image or "")
+            yield _Sought(
+                agent=body.agent,
+                toolchains=body.mount_plan.toolchains,
+                provider=provider,
+                image=plan.image,
+                called=plan.base_image or "",
+            )
 
 
 async def _lacks(one: _Sought, settings: Settings) -> list[CliMissing]:

@@ -135,7 +135,7 @@ async def open_copies(settings: Settings, store: Store, redact: Redactor) -> Asy
     artifacts = open_artifacts(settings.artifacts) if settings.artifacts is not None else None
     with unwrapping_groups():
         async with trio.open_nursery() as nursery:
-            copies = ArtifactCopies(settings, store, redact, artifacts, nursery)
+            copies = ArtifactCopies(settings=settings, store=store, redact=redact, artifacts=artifacts, nursery=nursery)
             yield copies
     if artifacts is not None and not copies.failed:
         with trio.move_on_after(LEFTOVERS):
