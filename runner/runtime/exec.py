@@ -93,6 +93,22 @@ class Shared(Struct, frozen=True):
             log.write(chunk)
 
 
+class RedactedLog:
+    """A log of several streams, from which together secrets are taken out: each may have shown a part of one."""
+
+    def __init__(self, log: LogFile, redactor: Redactor) -> None:
+        self._log, self._through = log, redactor.stream()
+
+    def write(self, chunk: bytes) -> None:
+        self._log.write(self._through.feed(chunk))
+
+    def close(self) -> None:
+        try:
+            self._log.write(self._through.end())
+        finally:
+            self._log.close()
+
+
 @contextmanager
 def open_logs(directory: Path, step: str, limit: int = MAX_LOG) -> Iterator[tuple[LogFile, LogFile]]:
     """Open the two log files of a step for appending; each keeps ``limit`` bytes and a tail."""

@@ -106,6 +106,27 @@ def test_a_secret_reaches_the_commands_of_its_steps_alone_and_is_shown_nowhere(
 
 
 @pytest.mark.scenario("BEY-12")
+def test_a_secret_of_two_halves_on_two_streams_is_not_whole_in_the_log_of_both(secretive: Project) -> None:
+    secretive.script(
+        """
+        printf %s "$NPM_TOKEN" | head -c 12; exec 1>&-; sleep 0.3; printf %s "$NPM_TOKEN" | tail -c +13 >&2
+        """,
+        agent=OF_AGENT,
+        run="incident: {directory: incident}",
+    )
+    incident = secretive.folder / "incident"
+    incident.mkdir()
+    (incident / "incident.json").write_text("{}")
+
+    done = secretive.runner("apply", ".")
+
+    assert done.code == 0, done.out + done.err
+    [log] = (incident / "output").glob("*.log")
+    assert log.read_text() == "[redacted:NPM_TOKEN]"
+    assert TOKEN not in done.out
+
+
+@pytest.mark.scenario("BEY-12")
 def test_work_that_shows_a_secret_is_not_published_and_kept_without_the_files_that_do(
     secretive: Project, repository: Path
 ) -> None:

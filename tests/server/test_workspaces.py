@@ -124,6 +124,27 @@ def test_a_call_that_runs_when_its_workspace_is_destroyed_is_asked_to_end(served
     assert "+told\n" in (Path(gone["saved_in"]) / "work.patch").read_text()
 
 
+SOCKETS = "find / '(' -path /proc -o -path /sys -o -path /usr ')' -prune -o -type s -print 2>/dev/null"
+
+
+def test_a_workspace_does_not_reach_the_server_that_has_made_it(project: Project) -> None:
+    with serving(project, "--listen", "127.0.0.1:0") as served:
+        id = served.post("/workspaces")["id"]
+        port = served.url.rpartition(":")[2]
+        program = f"""import os, socket
+for host in ("127.0.0.1", "::1", "0.0.0.0", "localhost", socket.gethostname()):
+    try: socket.create_connection((host, {port}), 2); print("reaches", host)
+    except OSError: pass
+print(os.path.exists({str(project.home)!r}))
+print([line.split()[-1] for line in open("/proc/net/unix") if "@" in line or "server" in line])
+"""
+        served.tool(id, "write", file_path="try.py", content=program)
+        tried = served.tool(id, "bash", command=f"python3 try.py; env | grep -i -e proxy -e docker; {SOCKETS}")
+        served.ask("DELETE", f"/api/v1/workspaces/{id}?discard=true")
+
+    assert (tried["stdout"], tried["stderr"]) == ("False\n[]\n", "")
+
+
 def test_calls_at_once_wait_for_each_other_and_are_all_answered_when_the_workspace_goes(served: Served) -> None:
     id = served.post("/workspaces")["id"]
     path = f"/api/v1/workspaces/{id}"

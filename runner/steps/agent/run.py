@@ -21,7 +21,7 @@ from runner.ports.agent import Agent, AgentResult, AgentSetup, McpAccess, ModelA
 from runner.ports.provider import Workspace, program_directory
 from runner.runtime.cluster import open_cluster
 from runner.runtime.context import RunContext, write_new
-from runner.runtime.exec import Log, LogFile, Shared, open_logs, run_command
+from runner.runtime.exec import Log, LogFile, RedactedLog, Shared, open_logs, run_command
 from runner.runtime.incident_files import PROMPT, Delivery, open_log
 from runner.runtime.mcp_servers import open_mcp_servers
 from runner.runtime.network import open_network
@@ -120,9 +120,9 @@ class _Work(Struct):
             if body.incident is not None:
                 directory = body.incident / "output"  # of all members of a matrix, since the names differ
                 spec = partial(open_log, directory, body.agent, run.deps.now())
-                log = stack.enter_context(closing(await trio.to_thread.run_sync(spec)))
+                log = await trio.to_thread.run_sync(spec)
+                both.append(stack.enter_context(closing(RedactedLog(log, run.deps.redact))))
                 await run.emit(ev.LogOpened(STEP, str(log.path)))
-                both.append(log)
             yield Shared((logs[0], *both)), Shared((logs[1], *both))
 
 
