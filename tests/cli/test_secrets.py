@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import sqlite3
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.situations import REPO, Project, git, step
+from tests.support.situations import REPO, Project, git, step, until
 
 TOKEN = "npm_A8s7df6A9s8d7f6as8d7fQ"
 SETUP = "hdf8734hKJhdf73-setup"
@@ -103,6 +104,29 @@ def test_a_secret_reaches_the_commands_of_its_steps_alone_and_is_shown_nowhere(
         assert SETUP not in text
     assert "host-7-7dfg8s7" not in journal(secretive.home)
     assert places_of_secrets(secretive.home) == {}
+
+
+@pytest.mark.scenario("BEY-12")
+def test_another_user_of_the_host_sees_no_secret_of_a_run(secretive: Project) -> None:
+    """Nor does anybody see one on a command line."""
+
+    def look(*names: str, user: tuple[str, ...] = ()) -> bytes:
+        script = f"cat {' '.join(f'/proc/[0-9]*/{name}' for name in names)} 2>/dev/null; true"
+        return subprocess.run([*user, "sh", "-c", script], capture_output=True, check=True).stdout
+
+    secretive.script("cat $DEPLOY_FILE >/dev/null; sleep 2971", agent=SECRETS)
+    with secretive.start("apply", ".") as process:
+        try:
+            until(lambda: b"sleep\x002971" in look("cmdline"), seconds=60)
+            nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+            seen = {"nobody": look("cmdline", "environ", user=nobody), "root": look("cmdline")}
+        finally:
+            process.terminate()
+            process.communicate()
+
+    assert b"sleep\x002971" in seen["nobody"]
+    for value in (TOKEN, SETUP, KEY.splitlines()[1]):
+        assert [who for who, shown in seen.items() if value.encode() in shown] == []
 
 
 @pytest.mark.scenario("BEY-12")
