@@ -165,14 +165,16 @@ class _Remote:
 
     async def _read(self, wire: Wire, *, streams: bool, keep: bool) -> None:
         """Pass on the messages in the body of an answer."""
-        text = bytearray()
+        text, seen = bytearray(), 0
         while isinstance(part := await wire.next_event(), h11.Data):
             text += part.data
             if len(text) > MAX_LINE:
                 raise trio.BrokenResourceError  # a message of any size would be kept whole
-            while streams and keep and (end := _end_of_event(text)) is not None:
+            while streams and keep and (end := _end_of_event(text, seen)) is not None:
                 self._put_event(bytes(text[: end[0]]))
                 del text[: end[1]]
+                seen = 0
+            seen = max(len(text) - 3, 0)  # the end of an event may be cut
         if keep and not streams and text.strip():
             self._put(bytes(text))
 
@@ -226,7 +228,7 @@ class _Remote:
                 await self._close(self._idle.pop()[0])
 
 
-def _end_of_event(text: bytearray) -> tuple[int, int] | None:
-    """Return where the first whole event ends, and where the next begins."""
-    found = [(at, at + len(mark)) for mark in (b"\n\n", b"\r\n\r\n") if (at := text.find(mark)) >= 0]
+def _end_of_event(text: bytearray, seen: int) -> tuple[int, int] | None:
+    """Return where the first whole event ends, and where the next begins; none does in what was ``seen``."""
+    found = [(at, at + len(mark)) for mark in (b"\n\n", b"\r\n\r\n") if (at := text.find(mark, seen)) >= 0]
     return min(found, default=None)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -64,6 +64,26 @@ class Client:
         if found.get("content-type", "").startswith("text/event-stream"):
             text = [line[5:].encode() for line in text.decode().splitlines() if line.startswith("data:")][-1]
         return status, json.loads(text) if text else None
+
+    async def post_raw(self, framed: str, piece: bytes, count: int) -> tuple[int, dict[str, str], bytes]:
+        """Send ``count`` pieces, of which the other end takes what it likes."""
+        ours, theirs = trio.testing.lockstep_stream_pair()
+        self._services.start_soon(self._serve, theirs)
+        head = f"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\nmcp-session-id: {self._session}\r\n{framed}\r\n\r\n"
+        chunk = b"%x\r\n%s\r\n" % (len(piece), piece) if framed.endswith("chunked") else piece
+
+        async def send() -> None:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await ours.send_all(head.encode())
+                for _ in range(count):
+                    await ours.send_all(chunk)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            answer = await _answer(ours)
+            nursery.cancel_scope.cancel()
+        await trio.aclose_forcefully(ours)
+        return answer
 
     async def begin(self) -> None:
         params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}

@@ -63,7 +63,7 @@ def call(id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) ->
         part = b"x" * (1 << 20)
         sys.stdout.flush()
         os.write(1, b'{"jsonrpc":"2.0","id":%d,"result":"' % id)
-        for _ in range(arguments["mebibytes"]):
+        for _ in range(arguments.get("mebibytes", 1024)):
             rest = part
             while rest:
                 rest = rest[os.write(1, rest) :]
