@@ -33,6 +33,7 @@ AT_ONCE = 1000  # calls that are not answered yet
 SESSIONS = 1000  # of clients, of which the one that was silent longest makes room
 UNSENT = 64 << 20  # bytes that the server has not read, beyond which it gets no more
 UNREAD = 100  # messages that wait for a client, beyond which notifications are dropped
+UNREAD_BYTES = 32 << 20  # in them
 READY_SECONDS = 10.0  # that a call waits for a server that is being started
 RELIST_SECONDS = 1.0  # between looks at the lists of a server that says that they have changed
 PAGES = 100  # of one of its lists
@@ -84,21 +85,33 @@ class OwnAnswer(Message):
 
 
 class Inbox:
-    """Messages for one reader. Those that ``may_be_lost`` are, when it does not read."""
+    """Messages for one reader. Those that ``may_be_lost`` are, when it does not read; ``size`` is their bytes."""
 
     def __init__(self) -> None:
-        self._messages: deque[Any] = deque()
+        self._messages: deque[tuple[Any, int]] = deque()
+        self._bytes = 0
         self._waiting = trio.lowlevel.ParkingLot()
+        self._putting = trio.lowlevel.ParkingLot()
 
-    def put(self, message: Any, *, may_be_lost: bool = False) -> None:
-        if not may_be_lost or len(self._messages) < UNREAD:
-            self._messages.append(message)
-            self._waiting.unpark()
+    def put(self, message: Any, *, size: int = 0, may_be_lost: bool = False) -> None:
+        if may_be_lost and (len(self._messages) >= UNREAD or self._bytes + size > UNREAD_BYTES):
+            return
+        self._messages.append((message, size))
+        self._bytes += size
+        self._waiting.unpark()
 
     async def get(self) -> Any:
         while not self._messages:
             await self._waiting.park()
-        return self._messages.popleft()
+        message, size = self._messages.popleft()
+        self._bytes -= size
+        self._putting.unpark_all()
+        return message
+
+    async def wait_room(self) -> None:
+        """Wait until the reader has read enough for another message."""
+        while len(self._messages) >= UNREAD:
+            await self._putting.park()
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -152,6 +165,7 @@ class Bridge:
         self._sessions: dict[str, Session] = {}
         self._outbox = Inbox()
         self._unsent = 0  # bytes in it
+        self._size = 0  # bytes of the line that is dealt with
 
     def became(self, state: str, *, idle: bool = False) -> None:
         """Take down, for who calls, why the server is not there; nobody waits for one that is ``idle``."""
@@ -278,6 +292,7 @@ class Bridge:
         return result
 
     def _receive(self, line: bytes) -> None:
+        self._size = len(line)
         try:
             found = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -310,7 +325,7 @@ class Bridge:
             call = self._calls.get(token) if type(token) is int else None
             if call is not None and call.token is not None:
                 told = {**message, "params": {**params, "progressToken": call.token}}
-                call.inbox.put(told, may_be_lost=True)
+                call.inbox.put(told, size=self._size, may_be_lost=True)
         elif method in _CHANGED:
             self.relist.set()
         elif method == "notifications/cancelled":
@@ -321,7 +336,7 @@ class Bridge:
     def _broadcast(self, message: Message) -> None:
         for session in self._sessions.values():
             if session.stream is not None:
-                session.stream.put(message, may_be_lost=True)
+                session.stream.put(message, size=self._size, may_be_lost=True)
 
     def _asked(self, method: str, id: str | int, message: Message) -> None:
         """Answer a request of the server, or let the one client answer that it can be about."""

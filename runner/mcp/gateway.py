@@ -64,6 +64,7 @@ class Gateway:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, write, nursery.cancel_scope)
             async for line in lines(read, MAX_LINE):
+                await self._outbox.wait_room()  # a client that does not read is not read either
                 self._receive(line, nursery)
             with trio.move_on_after(_DRAIN):
                 await self._quiet.wait()
@@ -155,6 +156,7 @@ class Gateway:
 
     async def _follow(self, stream: Inbox) -> None:
         while (message := await stream.get()) is not None:
+            await self._outbox.wait_room()
             self._outbox.put(message)
 
     async def _list(self, message: Message) -> Message:
@@ -211,6 +213,7 @@ class Gateway:
             async for one in messages:
                 if "method" not in one:
                     return one
+                await self._outbox.wait_room()
                 self._outbox.put({**one, "id": f"{name}:{one['id']}"} if "id" in one else one)
         return error_for(message["id"], FAILED, "the server has ended")
 

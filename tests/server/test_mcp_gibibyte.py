@@ -1,13 +1,16 @@
-"""A message of a gibibyte at each face of MCP: it is refused, what came before and comes after is answered, and memory
-stays bounded.
+"""A message of a gibibyte at each face of MCP, and a gibibyte of messages that nobody reads: memory stays bounded, and
+what comes after is answered.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +19,7 @@ import trio
 
 from runner.core.hosts import NetworkRule, NetworkSpec
 from runner.mcp.remote import reach
-from tests.cli.test_mcp_gateway import gateway
+from tests.cli.test_mcp_gateway import Client, gateway
 from tests.mcp.test_endpoint import bridged
 from tests.server.test_hosted_mcp import ask, client, hosting, said, state, write
 from tests.server.test_mcp import HELLO, READY, hear, raw, say
@@ -34,12 +37,12 @@ PIECE = b"x" * MIBS
 
 
 @contextmanager
-def bounded(pid: int | str) -> Iterator[None]:
-    """The peak of a process's memory in the block is at most ``GROWTH`` over what it had before."""
+def bounded(pid: int | str, growth: int = GROWTH) -> Iterator[None]:
+    """The peak of a process's memory in the block is at most ``growth`` over what it had before."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is what it has
     before = peak(pid)
     yield
-    assert peak(pid) - before < GROWTH, f"{(peak(pid) - before) >> 20} MiB more"
+    assert peak(pid) - before < growth, f"{(peak(pid) - before) >> 20} MiB more"
 
 
 def peak(pid: int | str) -> int:
@@ -164,3 +167,50 @@ async def test_of_a_server_elsewhere(kind: bytes) -> None:
                 answered = json.loads(await stdout.receive_some(1 << 16))
             assert (answered["id"], answered["error"]["message"]) == (7, "the connection broke")
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.nightly
+def test_of_what_a_client_does_not_read(project: Project) -> None:
+    """Neither what its server tells it nor what it has asked for itself is kept in any number."""
+    write(project, stdio_bridge={"timeout": "300s"})
+    project.write(server(stdio_bridge={"timeout": "300s"}), server("other"))
+    with hosting(project) as served:
+        until(lambda: state(served)["state"] == "ready")
+
+        async def flood() -> None:
+            async with client(served) as mcp:
+                found = await mcp.call_tool("echo", {"text": "hi"})
+                assert found.content
+                await said(mcp, "flood", count=128, bytes=8 << 20)
+
+        session = begin(served)
+        with closing(served.send("GET", "/mcp/servers/docs/mcp", headers={"Mcp-Session-Id": session})):  # and not read
+            with bounded(served.process.pid, 2 * GROWTH):
+                trio.run(flood)
+            assert ask(served, "echo", text="hi") == "hi"
+    with gateway(project) as own:
+        with bounded(own.process.pid, 2 * GROWTH):
+            ask_and_read_nothing(own)
+        own.process.send_signal(signal.SIGTERM)
+        own.process.wait(60)
+
+
+def ask_and_read_nothing(own: Client) -> None:
+    own.say(id=10, method="tools/call", params={"name": "docs__flood", "arguments": {"count": 128, "bytes": 8 << 20}})
+    assert own.process.stdin is not None
+    os.set_blocking(own.process.stdin.fileno(), False)
+    asked = b"".join(b'{"jsonrpc":"2.0","id":%d,"method":"tools/list"}\n' % number for number in range(20, 50_000))
+    sent, quiet = 0, 0
+    while sent < len(asked) and quiet < 50:
+        try:
+            sent, quiet = sent + os.write(own.process.stdin.fileno(), asked[sent:]), 0
+        except BlockingIOError:
+            time.sleep(0.1)
+            quiet += 1
+    assert sent < len(asked)
+
+
+def begin(served: Served) -> str:
+    """The id of a new session with the hosted server."""
+    answer = served.ask("POST", "/mcp/servers/docs/mcp", {"jsonrpc": "2.0", **HELLO})
+    return str(answer.headers["mcp-session-id"])

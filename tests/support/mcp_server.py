@@ -52,7 +52,8 @@ def call(id: Any, name: str, arguments: dict[str, Any], meta: dict[str, Any]) ->
         text(id, "twice")
     elif name == "flood":
         for number in range(arguments["count"]):
-            say(method="notifications/message", params={"level": "info", "data": number})
+            told = {"level": "info", "data": number, "more": "x" * arguments.get("bytes", 0)}
+            say(method="notifications/message", params=told)
         text(id, "done")
     elif name == "garbage":
         sys.stdout.write('not JSON\n{"half": \n\x00\xff\n[]\n{}\n"text"\n')
