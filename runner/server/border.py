@@ -43,6 +43,7 @@ from runner.server.route import BASE, Call, Reply, Route, Server, read_body, rea
 MAX_BODY = 16 << 20  # bytes
 BODY_SECONDS = 30.0
 AT_ONCE = 200  # requests that are worked on
+MOST_UNPROVED = 50  # bodies of requests without a token that are read
 BURST = 5.0  # seconds whose requests may come at once
 _TOKENS = 10_000  # whose requests are counted before those that rest are forgotten
 _OF_A_BODY = ("content-length", "transfer-encoding")
@@ -65,6 +66,7 @@ class App:
         self.routes = {(route.method, route.path): route for route in routes}
         self._rate = _Rate(rate)
         self._room = trio.CapacityLimiter(AT_ONCE)
+        self._anybody = trio.CapacityLimiter(MOST_UNPROVED)
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
@@ -108,7 +110,7 @@ class App:
             read_query(request.headers, route.headers, "headers do")
         body: Any = None
         if route.raw_bytes:
-            body = await read_limited(request, most=route.raw_bytes)
+            body = await self._read_raw(route, request)
         elif route.body is not None:
             body = read_body(await read_limited(request), route.body)
         elif any(name in request.headers for name in _OF_A_BODY):  # unread, it would cut the client off
@@ -122,6 +124,20 @@ class App:
             headers=request.headers,
         )
         return _response(route, await self.do(route, call))
+
+    async def _read_raw(self, route: Route, request: Request) -> bytes:
+        """Read a body as it is. Those of anybody are in memory before they are judged, so not many at once."""
+        if not route.open:
+            return await read_limited(request, most=route.raw_bytes)
+        try:
+            self._anybody.acquire_on_behalf_of_nowait(request)
+        except trio.WouldBlock:
+            message = f"the server reads {MOST_UNPROVED} messages already that nobody has proved"
+            raise ServerBusy(message, hint="send it again later") from None
+        try:
+            return await read_limited(request, most=route.raw_bytes)
+        finally:
+            self._anybody.release_on_behalf_of(request)
 
     def admit(self, token: StoredToken) -> None:
         """Count a request of a token. Raises ``ServerStopping`` and ``TooManyRequests``."""

@@ -7,7 +7,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from runner.server.border import MOST_UNPROVED
 from tests.support.server import Served
+from tests.support.situations import until
 
 NUMBERS = ('{"persistent": NaN}', '{"persistent": 1e999}', '{"persistent": true, "persistent": false}')
 
@@ -57,6 +59,24 @@ def test_a_body_that_does_not_arrive_is_given_up(served: Served) -> None:
     with ExitStack() as stack:
         slow = send(served, head(served, "Content-Length: 10") + b"{", stack)
         assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+def test_of_messages_that_nobody_has_proved_not_many_are_in_memory(served: Served) -> None:
+    lines = (
+        "POST /api/v1/webhooks/x HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        "Content-Length: 9",
+    )
+    message = ("\r\n".join((*lines, "", "")) + "{").encode()
+    with ExitStack() as stack:
+        begun = [send(served, message, stack) for _ in range(MOST_UNPROVED)]
+        until(lambda: send(served, message + b'"a": 1} ', stack).recv(12) == b"HTTP/1.1 429")
+        assert served.get("/workspaces")["workspaces"] == []
+        for client in begun:
+            client.sendall(b'"a": 1} ')
+        assert {client.recv(12) for client in begun} == {b"HTTP/1.1 401"}
+        assert send(served, message + b'"a": 1} ', stack).recv(12) == b"HTTP/1.1 401"
 
 
 def test_the_health_of_providers_is_told(served: Served) -> None:
