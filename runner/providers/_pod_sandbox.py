@@ -77,10 +77,19 @@ class PodSandbox:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Follow the state of the pod for the length of the block."""
+        """Follow the state of the pod for the length of the block, also while that is cancelled and cleans up."""
+        scope = trio.CancelScope(shield=True)
+
+        async def follow() -> None:
+            with scope:
+                await self._watch()
+
         async with open_services() as services:
-            services.start_soon(self._watch)
-            yield
+            services.start_soon(follow)
+            try:
+                yield
+            finally:
+                scope.cancel()
 
     async def _watch(self) -> None:
         while not self._pod:  # it is not made yet

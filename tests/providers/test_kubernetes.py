@@ -107,6 +107,25 @@ async def test_a_deleted_pod_is_a_lost_workspace_until_somebody_has_been_told(pr
     await provider.destroy(handle)
 
 
+async def test_an_opening_that_is_cancelled_waits_for_its_pod_to_go_and_no_longer(provider: Provider, api: Api) -> None:
+    """The pod's state was not looked at any more then, and its end awaited for a minute."""
+    handle = await provider.create(REQUEST)
+
+    async def open_it() -> None:
+        async with provider.open(handle, SandboxSpec()):
+            await trio.sleep_forever()
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(open_it)
+            while not await trio.to_thread.run_sync(api.pods):
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    assert api.pods() == []
+    await provider.destroy(handle)
+
+
 async def test_the_work_of_a_killed_runner_is_fetched_and_nothing_is_left(
     provider: Provider, api: Api, tmp_path: Path
 ) -> None:
