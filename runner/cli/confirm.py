@@ -28,8 +28,8 @@ def asks(args: Namespace, out: Output) -> bool:
     return out.live and sys.stdin.isatty()
 
 
-async def agreed(planned: PlanResult, settings: Settings, out: Output) -> bool:
-    """Show what would start, and return whether the person agrees; end of input means no.
+async def agreed(planned: PlanResult, settings: Settings, out: Output, *, jobs: bool = False) -> bool:
+    """Show what would start here, or as ``jobs``, and return whether the person agrees; end of input means no.
 
     Raises ``Rejected`` instead when it would be refused anyway.
     """
@@ -39,7 +39,12 @@ async def agreed(planned: PlanResult, settings: Settings, out: Output) -> bool:
     from runner.ops.planning.refusals import outside_of, refuse
     from runner.report.plan import render_question
 
-    await refuse(planned, planned.plan.runs, settings, outside_of(settings))
+    if jobs:
+        from runner.ops.runs.jobs import check_jobs
+
+        check_jobs(planned, settings)
+    else:
+        await refuse(planned, planned.plan.runs, settings, outside_of(settings))
     compared = await compare(planned, settings, None)
     out.line(render_question(planned.plan, compared=compared, most=MOST_CHANGES))
     try:

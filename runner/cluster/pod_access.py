@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 
 import trio
 
@@ -13,7 +14,8 @@ from runner.core.nurseries import unwrapping_groups
 from runner.core.sanitize import excerpt, sanitize
 from runner.sandbox import pod
 
-# verb, group, resource, subresource
+Right = tuple[str, str, str, str]  # verb, group, resource, subresource
+
 RIGHTS = (
     ("create", "", "pods", ""),
     ("get", "", "pods", ""),
@@ -26,6 +28,14 @@ RIGHTS = (
     ("create", "", "configmaps", ""),
     ("get", "networking.k8s.io", "networkpolicies", ""),
     ("create", "networking.k8s.io", "networkpolicies", ""),
+)
+# What who makes Jobs needs besides.
+JOB_RIGHTS = (
+    ("create", "batch", "jobs", ""),
+    ("get", "batch", "jobs", ""),
+    ("list", "batch", "jobs", ""),
+    ("delete", "batch", "jobs", ""),
+    ("list", "", "events", ""),
 )
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
@@ -44,10 +54,7 @@ async def look_at_cluster(objects: ClusterObjects, runtime_class: str | None) ->
         raise ProviderFailed(
             f"cluster {objects.server} is Kubernetes {excerpt(found)}, and 1.19 is the oldest that works"
         )
-    lacking = await missing_rights(objects)
-    if lacking:
-        where = f"namespace `{objects.namespace}` of cluster {objects.server}"
-        raise ProviderFailed(f"these rights are missing in {where}: {', '.join(lacking)}", hint=RIGHTS_HINT)
+    await require_rights(objects, RIGHTS)
     isolation = await isolation_of(objects, runtime_class)
     await _try_pod(objects, runtime_class)
     return isolation, {"kubernetes": sanitize(str(version.get("gitVersion", found)), 40)}
@@ -56,8 +63,14 @@ async def look_at_cluster(objects: ClusterObjects, runtime_class: str | None) ->
 RIGHTS_HINT = "apply `runner cluster manifest` as an administrator: it grants just these"
 
 
-async def missing_rights(objects: ClusterObjects) -> list[str]:
-    """Return the rights that the cluster denies, as people write them."""
+async def require_rights(objects: ClusterObjects, rights: Sequence[Right]) -> None:
+    """Raise ``ProviderFailed`` with the rights that the cluster denies, as people write them."""
+    if lacking := await _missing(objects, rights):
+        where = f"namespace `{objects.namespace}` of cluster {objects.server}"
+        raise ProviderFailed(f"these rights are missing in {where}: {', '.join(lacking)}", hint=RIGHTS_HINT)
+
+
+async def _missing(objects: ClusterObjects, rights: Sequence[Right]) -> list[str]:
     denied: set[str] = set()
 
     async def review(verb: str, group: str, resource: str, subresource: str) -> None:
@@ -76,7 +89,7 @@ async def missing_rights(objects: ClusterObjects) -> list[str]:
 
     with unwrapping_groups():
         async with trio.open_nursery() as nursery:
-            for right in RIGHTS:
+            for right in rights:
                 nursery.start_soon(review, *right)
     return sorted(denied)
 

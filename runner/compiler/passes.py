@@ -221,6 +221,7 @@ def _run_plan(draft: Draft) -> RunPlan:
         cost_usd=_cost(spec),
         webhook=spec.webhook,
         messages=spec.messages,
+        queue=spec.queue,
         host_network=tuple(
             name for name, probe in _chain(draft) if probe.available and not probe.enforces(Feature.NETWORK_NONE)
         ),

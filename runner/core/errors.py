@@ -707,6 +707,25 @@ class CredentialFailed(PlatformError):
     code = "cluster.credential"
 
 
+# --- Jobs ------------------------------------------------------------------------------------------
+
+
+class UnfitForJob(InputError):
+    code = "job.unfit"
+
+
+class JobWaits(Advice):
+    code = "job.waits"
+
+
+class JobNotStarted(PlatformError):
+    code = "job.not-started"
+
+
+class JobLost(PlatformError):
+    code = "job.lost"
+
+
 # --- secrets ---------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from runner.core.errors import UsageError
 from runner.core.home import STATE_FILE
+from runner.core.ids import IMAGE_HINT, is_image
 from runner.core.sanitize import sanitize
 
 # Compiled at their first use: most commands are started without any of them.
@@ -168,6 +169,10 @@ class Settings(Confidential, frozen=True, kw_only=True):
     kubernetes_context: str | None  # of the kubeconfig; its current one by default
     kubernetes_namespace: str | None  # that workspaces are made in; none without it
     kubernetes_runtime_class: str | None
+    worker_image: str | None  # of Jobs that carry out runs
+    worker_secret: str  # the Secret with the environment of these
+    worker_priority: str | None  # their PriorityClass
+    pod: tuple[str, str] | None  # name and uid of the Job's pod that this process runs in
     mirror_limit: int  # bytes on disk of all mirrors of servers' repositories together
     dependencies_limit: int  # and of all dependencies that commands have made
     sources: Mapping[str, str]
@@ -212,6 +217,10 @@ class Settings(Confidential, frozen=True, kw_only=True):
             kubernetes_context=read("RUNNER_KUBERNETES_CONTEXT", lambda text: text, None),
             kubernetes_namespace=read("RUNNER_KUBERNETES_NAMESPACE", kubernetes_name, None),
             kubernetes_runtime_class=read("RUNNER_KUBERNETES_RUNTIME_CLASS", kubernetes_name, None),
+            worker_image=read("RUNNER_WORKER_IMAGE", _image, None),
+            worker_secret=read("RUNNER_WORKER_SECRET", kubernetes_name, "runner-worker"),
+            worker_priority=read("RUNNER_WORKER_PRIORITY_CLASS", kubernetes_name, None),
+            pod=_pod(env),
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             dependencies_limit=read("RUNNER_DEPENDENCIES_LIMIT", parse_size, 10 << 30),
             untrusted_policy=read("RUNNER_UNTRUSTED_POLICY", _home, None),
@@ -279,6 +288,9 @@ class Settings(Confidential, frozen=True, kw_only=True):
             "RUNNER_KUBERNETES_CONTEXT": self.kubernetes_context or "(current)",
             "RUNNER_KUBERNETES_NAMESPACE": self.kubernetes_namespace or "(none)",
             "RUNNER_KUBERNETES_RUNTIME_CLASS": self.kubernetes_runtime_class or "(none)",
+            "RUNNER_WORKER_IMAGE": self.worker_image or "(none)",
+            "RUNNER_WORKER_SECRET": self.worker_secret,
+            "RUNNER_WORKER_PRIORITY_CLASS": self.worker_priority or "(none)",
             "RUNNER_SERVER": without_secrets(self.server or "(none)"),
             **{_url_name(api): without_secrets(url) for api, url in self.model_urls.items()},
         }
@@ -358,6 +370,17 @@ def kubernetes_name(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", text):
         raise ValueError("a name of small letters, digits and, between them, `-`")
     return text
+
+
+def _image(text: str) -> str:
+    if not is_image(text):
+        raise ValueError(IMAGE_HINT)
+    return text
+
+
+def _pod(env: Mapping[str, str]) -> tuple[str, str] | None:
+    name, uid = env.get("RUNNER_POD_NAME"), env.get("RUNNER_POD_UID")
+    return (name, uid) if name and uid else None
 
 
 def _artifacts_url(text: str) -> str:

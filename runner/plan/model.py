@@ -147,7 +147,7 @@ class RunPlan(Struct, frozen=True, kw_only=True):
     names to files in the run's output directory. ``origins`` maps features, ``policy NAME`` and ``timeouts.STEP``
     to the manifest lines that decided them. ``image`` is the digest or the id of what ``base_image`` means.
     ``host_network`` are those of the providers that leave commands the network of this host. ``cost_usd`` is what its
-    model may cost, ``None`` if nobody has said."""
+    model may cost, ``None`` if nobody has said. ``queue`` is the queue of Kueue that its Job waits in."""
 
     name: str
     group: str
@@ -173,6 +173,7 @@ class RunPlan(Struct, frozen=True, kw_only=True):
     cost_usd: float | None = 0.0
     webhook: PlannedWebhook | None = None
     messages: tuple[PlannedMessage, ...] = ()
+    queue: str | None = None
 
     def body(self, kind: type[B]) -> B | None:
         """Return the parameters of the step whose kind has a body of this type; ``None`` without such a step."""

@@ -301,6 +301,7 @@ class KubernetesProvider:
             guest=_guest_name(),
             machine=platform.machine(),
             runtime_class=self._settings.kubernetes_runtime_class,
+            owner=self._settings.pod,
         )
 
     # --- files ---

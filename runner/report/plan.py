@@ -122,6 +122,7 @@ def facts(run: RunPlan) -> Iterator[str]:
     found = [f"deadline {duration(run.deadline_seconds)}{_written(run, 'deadline')}"]
     policies = ", ".join(f"{name}{_written(run, f'policy {name}')}" for name in run.policies)
     found += [f"isolation >= {run.isolation.value}", f"policy {policies}"]
+    found += [f"queue {run.queue}{_written(run, 'queue')}"] if run.queue else []
     found += [f"needs {', '.join(run.needs)}"] if run.needs else []
     found += [f"at most {run.max_parallel} of {run.group} at once"] if run.max_parallel else []
     yield "   ".join(found)

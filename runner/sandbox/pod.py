@@ -47,6 +47,7 @@ class PodShape:
     guest: str  # the ConfigMap that has it
     machine: str
     runtime_class: str | None = None
+    owner: tuple[str, str] | None = None  # name and uid of the pod that it goes with
 
 
 def label(text: str) -> str:
@@ -119,7 +120,10 @@ def pod(name: str, shape: PodShape, volumes: Sequence[Volume], guards: Iterable[
     }
     if shape.runtime_class is not None:
         spec["runtimeClassName"] = shape.runtime_class
-    metadata = {"name": name, "labels": dict(shape.labels), "annotations": dict(shape.annotations)}
+    metadata: dict[str, Any] = {"name": name, "labels": dict(shape.labels), "annotations": dict(shape.annotations)}
+    if shape.owner is not None:
+        owner, uid = shape.owner
+        metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": owner, "uid": uid}]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 

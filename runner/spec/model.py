@@ -522,6 +522,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec | None = None
     skills: tuple[str, ...] = ()
     mcp_servers: tuple[McpServer, ...] = ()
+    queue: str | None = None
 
 
 def no_image(spec: RunSpec, provider: str) -> RunnerError:

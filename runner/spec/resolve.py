@@ -138,8 +138,7 @@ def _parts_of(
 
 def _spec_of(selected: Selected, settings: Settings, found: RunFacts, parts: _Parts, *, untrusted: bool) -> RunSpec:
     run, agent, needs, policies = selected.spec, selected.agent, parts.needs, parts.policies
-    lent = found.lent or Lent(needs.toolchains)
-    messages, secrets = messages_of(selected)
+    lent, (messages, secrets) = found.lent or Lent(needs.toolchains), messages_of(selected)
     return RunSpec(
         name=selected.name,
         origin=selected.run.origin(),
@@ -190,6 +189,7 @@ def _spec_of(selected: Selected, settings: Settings, found: RunFacts, parts: _Pa
         webhook=webhook_of(selected),
         messages=messages,
         skills=tuple(agent.skills),
+        queue=selected.queue,
         debug=run.debug,
         member=selected.name if run.matrix and (run.matrix.agent_type or run.matrix.model) else "",
         cluster=cluster_of(selected, needs.cluster, found.cluster),
@@ -389,6 +389,8 @@ def _origins(selected: Selected, own: OwnPolicy | None) -> dict[str, str]:
         "project": selected.project.origin("workspace_isolation") if selected.project else DEFAULTS,
         **{f"timeouts.{step}": types.origin("timeouts", step) for step in type(selected.agent.timeouts).model_fields},
     }
+    if selected.project is not None and selected.project.wrote("queue"):
+        origins["queue"] = selected.project.origin("queue")
     origins["scan"] = selected.policies[-1].origin("forbidden_patterns")
     if own is not None and own.written.forbiddenPatterns is not None:
         origins["scan"] = own.line("forbiddenPatterns")

@@ -92,6 +92,10 @@ class Selected(Struct, frozen=True, kw_only=True):
         return tuple(tool for tool in TOOLS if tool in named)
 
     @property
+    def queue(self) -> str | None:
+        return self.project_spec.queue if self.project_spec is not None else None
+
+    @property
     def shares_project(self) -> bool:
         """Tell whether its workspaces see the whole project."""
         return self.project_spec is not None and not self.project_spec.workspace_isolation

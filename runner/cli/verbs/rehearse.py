@@ -14,11 +14,13 @@ EXAMPLES = ("runner rehearse --turns turns.yaml",)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    apply.add_arguments(parser)
+    apply.add_common_arguments(parser)
     parser.add_argument("--turns", metavar="FILE", type=Path, required=True, help="what stands for the model says")
 
 
 def main(args: Namespace, out: Output) -> int:
     if args.run_key is not None:
         args.run_key = f"rehearsal:{args.run_key}"  # an apply with this key must not find it done
-    return apply.apply(args, out, args.turns)
+    from runner.core.settings import current
+
+    return apply.apply(args, out, current(), args.turns)

@@ -173,6 +173,12 @@ def _namespace(text: str) -> str:
     return text
 
 
+def _queue(text: str) -> str:
+    if not _NAMESPACE.fullmatch(text):  # it becomes a label, whose grammar is this one's
+        raise ValueError("the name of a queue such as `team-a`")
+    return text
+
+
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MODEL = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._:/+\[\]-]{0,199}")  # a gateway takes no longer one
 _TOOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -296,6 +302,11 @@ Word = Annotated[str, AfterValidator(_word), Field(json_schema_extra={"pattern":
 Namespace = Annotated[
     str,
     AfterValidator(_namespace),
+    Field(max_length=63, json_schema_extra={"pattern": f"^{_NAMESPACE.pattern}$"}),
+]
+QueueName = Annotated[
+    str,
+    AfterValidator(_queue),
     Field(max_length=63, json_schema_extra={"pattern": f"^{_NAMESPACE.pattern}$"}),
 ]
 VariableName = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from runner.manifest.kinds._fields import Body, Text
+from runner.manifest.kinds._fields import Body, QueueName, Text
 
 KIND = "Project"
 
@@ -18,3 +18,4 @@ class Spec(Body):
     agent_type: str | None = Field(None, description="The agent type of runs that name none.")
     policy: str | None = Field(None, description="A policy for every run, besides those of run and agent type.")
     requires_runner: str | None = Field(None, description="The versions of runner that it works with: `>=0.1,<2`.")
+    queue: QueueName | None = Field(None, description="The queue of Kueue that its runs wait in, where they are Jobs.")

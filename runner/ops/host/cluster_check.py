@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import trio
@@ -84,21 +84,25 @@ async def _tried(settings: Settings, image: str | None) -> AsyncIterator[tuple[s
 
 
 def access_manifest(namespace: str) -> str:
-    """Return the objects that give an account what the runner needs in a namespace, and no more."""
-    from runner.cluster.pod_access import RIGHTS
+    """Return the objects that give accounts what the runner needs in a namespace, and no more."""
+    from runner.cluster.pod_access import JOB_RIGHTS, RIGHTS
 
+    return _MANIFEST.format(namespace=namespace, rules=_rules(RIGHTS), job_rules=_rules(JOB_RIGHTS))
+
+
+def _rules(rights: Sequence[tuple[str, str, str, str]]) -> str:
     rules: dict[tuple[str, str], list[str]] = {}
-    for verb, group, resource, subresource in RIGHTS:
+    for verb, group, resource, subresource in rights:
         rules.setdefault((group, f"{resource}/{subresource}" if subresource else resource), []).append(verb)
-    lines = [
+    return "\n".join(
         f"  - {{apiGroups: ['{group}'], resources: ['{resource}'], verbs: [{', '.join(verbs)}]}}"
         for (group, resource), verbs in rules.items()
-    ]
-    return _MANIFEST.format(namespace=namespace, rules="\n".join(lines))
+    )
 
 
 _MANIFEST = """\
-# Workspaces of the runner in namespace {namespace}: pods that the restricted standard admits, and an account for them.
+# Workspaces of the runner in namespace {namespace}: pods that the restricted standard admits, the account `runner` that
+# makes them, as the workers of Jobs do, and the account `runner-submitter` that makes these Jobs as well.
 apiVersion: v1
 kind: Namespace
 metadata:
@@ -122,4 +126,29 @@ metadata: {{name: runner, namespace: {namespace}}}
 roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: runner}}
 subjects:
   - {{kind: ServiceAccount, name: runner, namespace: {namespace}}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: runner-submitter, namespace: {namespace}}}
+automountServiceAccountToken: false
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {{name: runner-submitter, namespace: {namespace}}}
+rules:
+{job_rules}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: runner-submitter-workspaces, namespace: {namespace}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: runner}}
+subjects:
+  - {{kind: ServiceAccount, name: runner-submitter, namespace: {namespace}}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {{name: runner-submitter, namespace: {namespace}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: runner-submitter}}
+subjects:
+  - {{kind: ServiceAccount, name: runner-submitter, namespace: {namespace}}}
 """

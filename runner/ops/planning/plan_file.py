@@ -84,8 +84,7 @@ def save(planned: PlanResult, to: Path) -> None:
     """Write a plan with what it takes to carry it out and to show changes. Raises ``BadPlanFile``."""
     check_place(to)
     to = Path(os.path.realpath(to))
-    document = codec.plain(_saved(planned, to.parent))
-    text = json.dumps({**document, "content": content_digest(document)}, indent=1, ensure_ascii=False)
+    text = json.dumps(_document(planned, to.parent), indent=1, ensure_ascii=False)
     half = to.with_name(f".{to.name}.{token_hex(4)}")
     try:
         half.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
@@ -93,6 +92,24 @@ def save(planned: PlanResult, to: Path) -> None:
     except OSError as error:
         half.unlink(missing_ok=True)
         raise BadPlanFile(f"`{to}` cannot be written: {error.strerror}") from error
+
+
+def text_of(planned: PlanResult, run: RunPlan) -> str:
+    """Return the text of a plan with one run of this plan, which needs no other any more."""
+    name = run.name
+    alone = replace(
+        planned,
+        plan=replace(planned.plan, runs=(replace(run, needs=()),)),
+        facts=replace(planned.facts, runs={name: planned.facts.of(name)}),
+        wanted={name: planned.wanted[name]},
+        secrets={name: planned.secrets[name]} if name in planned.secrets else {},
+    )
+    return json.dumps(_document(alone, Path.cwd()), separators=(",", ":"))
+
+
+def _document(planned: PlanResult, folder: Path) -> dict[str, object]:
+    document = codec.plain(_saved(planned, folder))
+    return {**document, "content": content_digest(document)}
 
 
 def _saved(planned: PlanResult, folder: Path) -> SavedPlan:

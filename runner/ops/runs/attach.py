@@ -26,10 +26,12 @@ async def follow(
     *,
     is_lost: Callable[[], Awaitable[bool]],
     arrive: Callable[[Recorded], Awaitable[None]] | None = None,
+    look: float = LOOK,
 ) -> RunRecord:
     """Pass every event of a run to the sinks, from first to last, and return its record.
 
-    ``arrive`` waits, before an event is passed on, for what belongs to it.
+    ``arrive`` waits, before an event is passed on, for what belongs to it. ``look`` are the seconds between looks at
+    the runner and the clock.
 
     Raises ``RunUnfinished`` when the run has lost its runner, as ``is_lost`` says, when it has not ended by its
     deadline and stop budget, or when ``control`` stops the wait. The run itself goes on.
@@ -43,18 +45,18 @@ async def follow(
         for sink in sinks:
             sink(recorded)
 
-    async def look() -> None:
+    async def look_on() -> None:
         """Stop the watching when nobody is left to write the end, or when its time is over."""
         nonlocal lost
         while not lost and not (record.started and await store.now() > _latest(record, control)):
-            await trio.sleep(LOOK)
+            await trio.sleep(look)
             lost = await is_lost()
         watching.cancel()
 
     with control.work:
         with trio.CancelScope() as watching:
             async with open_services() as services, aclosing(store.watch(run)) as events:
-                services.start_soon(look)
+                services.start_soon(look_on)
                 async for recorded in events:
                     if arrive is not None:
                         await arrive(recorded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from runner.artifacts.layout import RunFiles
 from runner.artifacts.run_files import read_account, write_comparisons
-from runner.core.errors import Attached, RunExists, RunnerError, RunOver, UsageError
+from runner.core import codec
+from runner.core.errors import Attached, NotEnforced, RunExists, RunnerError, RunOver, UsageError
 from runner.core.home import run_directory
 from runner.core.ids import is_run_id, run_id
 from runner.core.model import Status
@@ -40,6 +41,7 @@ from runner.ops.runs.artifact_copy import open_copies
 from runner.ops.runs.attach import follow
 from runner.ops.runs.cancel import heed_requests
 from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
+from runner.ops.runs.history import directory_of
 from runner.ops.runs.messages import check_messages, telling
 from runner.ops.runs.secret_values import make_redactor, resolve_secrets
 from runner.ops.runs.telemetry import open_telemetry
@@ -116,6 +118,7 @@ class StartedRuns(Struct, eq=False):
     """All runs of a plan, by name in plan order; those that wait for others or for room have not begun."""
 
     runs: Mapping[str, RunHandle]
+    errors: Sequence[RunnerError] = ()  # none: a run that was started here has a record
 
     def cancel(self) -> None:
         """Stop every run, as ``RunHandle.cancel`` does; those that have not begun are skipped."""
@@ -185,7 +188,7 @@ async def start_in(
     handles = {plan.name: await _handle_of(plan, (ids or {}).get(plan.name), store) for plan in planned.plan.runs}
     values = await resolve_secrets(planned.secrets, planned.plan.runs, settings, deps.redact)
     check_messages(planned.plan.runs, values)
-    await _record_projects(planned, store)
+    await _record_projects(planned, store, settings, advise)
     most = settings.max_workspaces
     everything = trio.CapacityLimiter(_room(planned.plan.runs, most - len(await store.workspaces())))
     digest, rehearsal, manifests = planned.plan.digest, deps.gateway.rehearsal, str(planned.path.resolve())
@@ -200,7 +203,7 @@ async def start_in(
             append = event_writer(store, [files, copy, *sinks, *telling_of, handle.sink, tell], deps.redact)
             try:
                 blocker = _blocked(handle, handles)
-                outputs = {} if blocker else outputs_for(plan, handles, settings)
+                outputs = {} if blocker else outputs_for(plan, _needed(plan, handles), settings)
                 begin: Callable[..., Awaitable[RunRecord]]
                 if blocker:
                     begin = partial(record_skipped_run, plan, reason=blocker, rehearsal=rehearsal)
@@ -290,8 +293,10 @@ def _room(plans: Sequence[RunPlan], left: int) -> int:
     return max(left // (1 + max(servers, default=0)), 1)
 
 
-async def _record_projects(planned: PlanResult, store: Store) -> None:
-    """Store the projects of the manifests, but not those of a fork."""
+async def _record_projects(planned: PlanResult, store: Store, settings: Settings, advise: Advise) -> None:
+    """Store the projects of the manifests, but not those of a fork; say that a queue holds nothing on a host."""
+    for queue in dict.fromkeys(plan.queue for plan in planned.plan.runs if plan.queue and settings.pod is None):
+        advise(NotEnforced(f"queue `{queue}` holds no run that is not a Job", hint="runner apply --on kubernetes"))
     for document in planned.documents.values():
         spec = document.spec
         if isinstance(spec, ProjectSpec) and document.file not in (DEFAULTS, RECORD) and not planned.request.untrusted:
@@ -322,14 +327,21 @@ def _record(handle: RunHandle) -> RunRecord:
     return handle.record
 
 
-def outputs_for(plan: RunPlan, handles: Mapping[str, RunHandle], settings: Settings) -> dict[str, dict[str, object]]:
+def _needed(plan: RunPlan, handles: Mapping[str, RunHandle]) -> list[tuple[RunPlan, RunRecord]]:
+    return [(handles[need].plan, _record(handles[need])) for need in plan.needs]
+
+
+def outputs_for(
+    plan: RunPlan, needed: Iterable[tuple[RunPlan, RunRecord]], settings: Settings
+) -> dict[str, dict[str, object]]:
     """Return the values of ``outputs.RUN.NAME`` in templates: a file's text, or for a matrix the texts in member
     order.
+
+    A plan that was made to be carried out alone brings them along.
     """
-    found: dict[str, dict[str, object]] = {}
-    for need in plan.needs:
-        before = handles[need].plan
-        kept = RunPaths(settings.home, _record(handles[need]).id).directory / "output"
+    found: dict[str, dict[str, object]] = codec.typed(plan.values.get("outputs", {}), dict[str, dict[str, object]])
+    for before, record in needed:
+        kept = directory_of(settings, record.id) / "output"
         for name, file in before.outputs.items():
             text = read_beneath(kept, file, MAX_OUTPUT).decode(errors="replace")
             of_group = found.setdefault(before.group, {})

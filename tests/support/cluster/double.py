@@ -1,24 +1,29 @@
 """A cluster for the day: an API server, and a kubelet that runs pods as containers of the tests' docker daemon.
 
-It keeps ConfigMaps, NetworkPolicies and pods, with watches, deletion by grace and programs over websockets, as far as
-the provider uses them, and holds what it is given against the restricted Pod Security Standard. There is no network at
-all. What it does is held to the real ones by the same conformance suite, at night.
+It keeps ConfigMaps, NetworkPolicies and pods, with watches, deletion by grace and programs over websockets, and Jobs
+with what belongs to them (``double_jobs``), as far as the runner uses them, and holds what it is given against the
+restricted Pod Security Standard. There is no network at all. What it does is held to the real ones by the same
+conformance suite, at night.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
+import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,10 +35,19 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request
 from wsproto.utilities import LocalProtocolError
 
+from tests.support.cluster import double_jobs
+
 NAMESPACE, CONTEXT = "agents", "double"
 _ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _OBJECT = re.compile(r"/(?:api/v1|apis/[^/]+/v1)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(/exec)?")
-_KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "networkpolicies": "NetworkPolicy"}
+_KINDS = {
+    "pods": "Pod",
+    "configmaps": "ConfigMap",
+    "networkpolicies": "NetworkPolicy",
+    "jobs": "Job",
+    "secrets": "Secret",
+    "events": "Event",
+}
 
 
 class Double:
@@ -50,6 +64,9 @@ class Double:
         self.told: tuple[str, ...] = ("1", "31")  # as its version
         self.port = 0
         self.running: set[socket.socket] = set()  # connections to programs
+        self.worlds = double_jobs.Worlds()
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}  # by the name of the pod
+        self.unfit = _unfit
 
     def control(self, what: str, given: Any) -> None:
         """What tests ask for beside the API: rights, RuntimeClasses, a version, an end of connections to programs."""
@@ -59,6 +76,10 @@ class Double:
             self.classes = given
         elif what == "version":
             self.told = tuple(given)
+        elif what in ("images", "quota", "unschedulable"):
+            setattr(self.worlds, what, given)
+        elif what == "kill":
+            os.killpg(self.workers[given].pid, signal.SIGKILL)
         else:
             for connection in [*self.running]:
                 with suppress(OSError):
@@ -77,8 +98,39 @@ class Double:
     def remove(self, resource: str, name: str) -> None:
         with self.changed:
             self.version += 1
-            self.objects.pop((resource, name), None)
+            gone = self.objects.pop((resource, name), None)
             self.changed.notify_all()
+        for kind, owned in self._owned(gone) if gone is not None else ():
+            self.delete(kind, owned)
+
+    def _owned(self, owner: dict[str, Any]) -> list[tuple[str, str]]:
+        uid = owner["metadata"].get("uid", "")
+        with self.changed:
+            everything = [*self.objects.items()]
+        return [key for key, one in everything for by in one["metadata"].get("ownerReferences", ()) if by["uid"] == uid]
+
+    def delete(self, resource: str, name: str) -> dict[str, Any]:
+        """Begin to delete an object, and with it what belongs to it."""
+        gone = {**self.objects[resource, name]}
+        if resource == "pods":
+            gone["metadata"] = {**gone["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            self.put("pods", gone)
+            ends = partial(self._end_worker, name) if _is_of_job(gone) else _Kubelet(self, name).delete
+            threading.Thread(target=ends, daemon=True).start()
+        else:
+            self.remove(resource, name)
+        return gone
+
+    def _end_worker(self, name: str) -> None:
+        """End the process of a Job's pod as its kubelet would."""
+        grace = self.objects["pods", name]["spec"]["terminationGracePeriodSeconds"]
+        if (process := self.workers.get(name)) is not None and process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        self.remove("pods", name)
 
     def kubeconfig(self) -> str:
         document = {
@@ -111,6 +163,9 @@ def serving(docker: str) -> Iterator[Double]:
         finally:
             server.shutdown()
             server.server_close()
+            for process in double.workers.values():
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             with closing(double.client()) as client:
                 for one in client.containers(all=True, filters={"label": f"runner-tests.double={double.port}"}):
                     with suppress(DockerException):
@@ -167,21 +222,17 @@ class _Answer(BaseHTTPRequestHandler):
             self._watch(resource, query["fieldSelector"].partition("=")[2], int(query["resourceVersion"]))
         elif name is None:
             wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
+            about = dict(part.split("=") for part in query.get("fieldSelector", "").split(",") if part)
             with self.of.changed:
                 items = [one for (kind, _), one in self.of.objects.items() if kind == resource]
             items = [one for one in items if wanted.items() <= one["metadata"].get("labels", {}).items()]
+            named = about.get("involvedObject.name")
+            items = [one for one in items if named in (None, one.get("involvedObject", {}).get("name"))]
             self._say(200, {"kind": f"{_KINDS[resource]}List", "items": items})
         elif (resource, name) not in self.of.objects:
             self._fail(404, "NotFound", f'{resource} "{name}" not found')
         elif self.command == "DELETE":
-            gone = {**self.of.objects[resource, name]}
-            if resource == "pods":
-                gone["metadata"] = {**gone["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
-                self.of.put(resource, gone)
-                threading.Thread(target=_Kubelet(self.of, name).delete, daemon=True).start()
-            else:
-                self.of.remove(resource, name)
-            self._say(200, gone)
+            self._say(200, self.of.delete(resource, name))
         else:
             self._say(200, self.of.objects[resource, name])
 
@@ -199,6 +250,8 @@ class _Answer(BaseHTTPRequestHandler):
                 self.of.put(resource, body)
                 if resource == "pods":
                     threading.Thread(target=_Kubelet(self.of, name).start, daemon=True).start()
+                if resource == "jobs":
+                    threading.Thread(target=double_jobs.start, args=(self.of, name), daemon=True).start()
             self._say(201, body)
 
     def _watch(self, resource: str, name: str, version: int) -> None:
@@ -323,6 +376,10 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
     return found
 
 
+def _is_of_job(pod: dict[str, Any]) -> bool:
+    return any(owner["kind"] == "Job" for owner in pod["metadata"].get("ownerReferences", ()))
+
+
 def _unfit(spec: dict[str, Any]) -> str | None:
     """Say what of a pod the restricted standard forbids."""
     pod = spec.get("securityContext", {})
@@ -426,7 +483,7 @@ class _Kubelet:
         with self._double.changed:
             pod = self._double.objects["pods", self._name]
             known = [one for one in pod["status"].get(kind, ()) if one["name"] != name]
-            before = next((one for one in pod["status"].get(kind, ()) if one["name"] == name), {})
+            before: dict[str, Any] = next((one for one in pod["status"].get(kind, ()) if one["name"] == name), {})
             status = {"name": name, "state": state, "imageID": image or before.get("imageID", "")}
             self._set(**{kind: [*known, status]})
 

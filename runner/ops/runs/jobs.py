@@ -1,0 +1,442 @@
+"""Carry out the runs of a plan as Jobs of a cluster, and follow them from here through the store that hosts share.
+
+Each run is a Job with its own part of the plan. The worker in it does all that a run here does; this process makes the
+Jobs in the order that the runs need, tells what keeps one from starting, and brings back what they have left. When it
+dies, the Jobs that are made go on.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
+from hashlib import sha256
+
+import trio
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from runner.cluster import job
+from runner.cluster.clusters import Clusters, workspace_place
+from runner.cluster.objects import ClusterObjects, Object, Refused
+from runner.cluster.pod_access import JOB_RIGHTS, require_rights
+from runner.core.errors import (
+    ArtifactsMissing,
+    Attached,
+    JobLost,
+    JobNotStarted,
+    JobWaits,
+    ProviderFailed,
+    Rejected,
+    RunElsewhere,
+    RunnerError,
+    RunUnfinished,
+    UnfitForJob,
+)
+from runner.core.ids import run_id
+from runner.core.model import Status
+from runner.core.nurseries import open_services, unwrapping_groups
+from runner.core.redact import Redactor
+from runner.core.sanitize import excerpt
+from runner.core.settings import Settings, size_text
+from runner.engine.execute import execute
+from runner.engine.run import record_skipped_run
+from runner.engine.stopping import RunCancellation
+from runner.events.events import Recorded
+from runner.events.record import RunRecord, replay
+from runner.ops.host.liveness import is_run_lost
+from runner.ops.host.state import make_home, open_state
+from runner.ops.planning.job_fitness import job_faults
+from runner.ops.planning.make_plan import PlanResult
+from runner.ops.planning.plan_file import text_of
+from runner.ops.runs.attach import follow
+from runner.ops.runs.cancel import request_cancel
+from runner.ops.runs.dependencies import Advise, event_writer, ignore
+from runner.ops.runs.fetched import following, read_back
+from runner.ops.runs.history import locate
+from runner.ops.runs.start import outputs_for
+from runner.plan.graph import Graph
+from runner.plan.model import RunPlan
+from runner.ports.sink import Sink
+from runner.ports.store import Store
+
+MOST_FOLLOWED = 20  # runs whose output is fetched while it grows; of more only the events are shown
+_LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline and stop budget
+_LOOK = 1.0  # seconds between looks at the store's clock
+_SOON, _LATER = 1.0, 5.0  # seconds between looks at the cluster, while something is about to change there and else
+_ALIVE = 5.0  # seconds between looks whether a worker lives
+_FETCH = 180.0  # seconds for a worker to send what a run has left
+_PAUSE = 5.0  # seconds until a quota is tried again
+_ASKED = 3  # Jobs without a pod whose events are read at each look
+_ENDLESS = "1000000"  # workspaces: in a cluster its quotas count
+_BATCH = "batch/v1"
+
+
+class JobRun(Struct, eq=False, kw_only=True):
+    """A run that is, or will be, a Job. ``error`` is why there is no ``record`` of its end."""
+
+    id: str
+    plan: RunPlan
+    made: bool = False  # its Job, by this process
+    begun: bool = False
+    stops: int = 0
+    asked: trio.Event = field(default_factory=trio.Event)
+    ended: trio.Event = field(default_factory=trio.Event)
+    record: RunRecord | None = None
+    error: RunnerError | None = None
+    looked: float = -math.inf
+
+    def sink(self, recorded: Recorded) -> None:
+        self.begun = True
+
+
+class SubmittedRuns:
+    """The runs of a plan as Jobs, by name in plan order."""
+
+    def __init__(
+        self,
+        planned: PlanResult,
+        settings: Settings,
+        *,
+        store: Store,
+        objects: ClusterObjects,
+        sinks: Sequence[Sink],
+        key: str | None,
+        advise: Advise,
+    ) -> None:
+        self._planned, self._settings, self._store, self._objects = planned, settings, store, objects
+        self._sinks, self._key, self._advise = sinks, key, advise
+        self._submission = run_id(secrets.token_bytes(8))
+        self._states: dict[str, job.JobState] = {}  # by run
+        self._told: set[str] = set()
+        self.runs = {plan.name: JobRun(id=self._id(plan.name), plan=plan) for plan in planned.plan.runs}
+        rooms = {plan.group: plan.max_parallel or len(self.runs) for plan in planned.plan.runs}
+        self._rooms = {group: trio.CapacityLimiter(room) for group, room in rooms.items()}
+
+    def _id(self, name: str) -> str:
+        """Return the id of a run; of one with a key always the same, so that its Job is made once."""
+        if self._key is None:
+            return run_id(secrets.token_bytes(8))
+        return run_id(sha256("\0".join((self._store.nonce, name, self._key)).encode()).digest())
+
+    def cancel(self) -> None:
+        """Stop every run, as at home: the first call ends its work, the second its finalize phase."""
+        for run in self.runs.values():
+            run.stops += 1
+            run.asked.set()
+
+    async def wait(self) -> list[RunRecord]:
+        """Return the records of the runs that have one, once all are over."""
+        for run in self.runs.values():
+            await run.ended.wait()
+        return [run.record for run in self.runs.values() if run.record is not None]
+
+    @property
+    def errors(self) -> list[RunnerError]:
+        return [run.error for run in self.runs.values() if run.error is not None]
+
+    async def carry_out(self) -> None:
+        await execute(Graph({name: run.plan.needs for name, run in self.runs.items()}), self._one)
+
+    async def _one(self, name: str) -> None:
+        run = self.runs[name]
+        try:
+            async with self._rooms[run.plan.group]:
+                if (why := self._blocker(run)) is not None:
+                    run.record = await self._skip(run, why)
+                    return
+                await self._make(run)
+                record = await self._follow(run)
+                run.record = await self._bring_back(run, record)
+        except RunnerError as error:
+            run.error = error
+        finally:
+            run.ended.set()
+
+    def _blocker(self, run: JobRun) -> str | None:
+        """Say why a run must not start."""
+        if run.stops:
+            return "stopped before it began"
+        for need in run.plan.needs:
+            record = self.runs[need].record
+            if record is None or record.status is not Status.SUCCEEDED:
+                return f"needs {need}, which {record.status.value if record is not None else 'did not start'}"
+        return None
+
+    async def _skip(self, run: JobRun, why: str) -> RunRecord:
+        append = event_writer(self._store, self._sinks, Redactor())
+        digest, manifests = self._planned.plan.digest, str(self._planned.path.resolve())
+        return await record_skipped_run(
+            run.plan, digest, id=run.id, append=append, reason=why, key=self._key, manifests=manifests
+        )
+
+    # --- Jobs ------------------------------------------------------------------------------------
+
+    async def _make(self, run: JobRun) -> None:
+        """Make the Job of a run, and its plan; of one that the store has already, nothing."""
+        if self._key is not None and await self._store.events(run.id):
+            said = f"run `{run.id}` has the name `{run.plan.name}` and the key `{excerpt(self._key)}`"
+            self._advise(Attached(f"{said}: attached to it, nothing is started"))
+            return
+        needed = [(self.runs[need].plan, record) for need in run.plan.needs if (record := self.runs[need].record)]
+        outputs = outputs_for(run.plan, needed, self._settings)
+        text = text_of(self._planned, replace(run.plan, values={**run.plan.values, "outputs": outputs}))
+        require_size(run.plan, text)
+        try:
+            made = await self._create(run)
+            await self._objects.create(self._objects.path("configmaps"), job.plan_map(run.id, text, made))
+        except Refused as error:
+            hint = "see `runner cluster manifest`: what its account `runner-submitter` may do is needed here"
+            raise JobNotStarted(f"run `{run.plan.name}` cannot be a Job: {error.message}", hint=hint) from error
+
+    async def _create(self, run: JobRun) -> Object:
+        """Make a Job, as soon as the namespace's quota lets it. Raises ``JobNotStarted`` when it is stopped before."""
+        body = job.job(self._shape(run))
+        while True:
+            try:
+                made = await self._objects.create(self._objects.path("jobs", group=_BATCH), body, again=True)
+            except Refused as error:
+                if not job.is_quota(error.message):
+                    raise
+                hint = "it is made when others are gone; Ctrl-C gives it up"
+                self._tell(
+                    run, job.JobState(waits=f"the quota of the namespace is used up: {error.message}", hint=hint)
+                )
+                with trio.move_on_after(_PAUSE):
+                    await run.asked.wait()
+                if run.stops:
+                    raise JobNotStarted(f"run `{run.plan.name}` was stopped before its Job was made") from error
+                continue
+            assert made is not None  # ``again`` returns the one that is there
+            run.made = True
+            return made
+
+    def _shape(self, run: JobRun) -> job.JobShape:
+        settings, plan = self._settings, run.plan
+        assert settings.worker_image is not None
+        given = {
+            "RUNNER_KUBERNETES_NAMESPACE": self._objects.namespace,
+            "RUNNER_KUBERNETES_RUNTIME_CLASS": settings.kubernetes_runtime_class or "",
+            "WORKSPACE_DEFAULT_CPU": f"{settings.default_cpus:g}",
+            "WORKSPACE_DEFAULT_MEMORY": size_text(settings.default_memory),
+            "WORKSPACE_DEFAULT_DISK": size_text(settings.default_disk),
+            "WORKSPACE_PROVIDERS": ",".join(settings.providers or ()),
+            "WARM_POOL_SIZE": str(settings.warm_pool_size),
+            "WORKSPACE_MAX": _ENDLESS,
+            "TRACEPARENT": settings.traceparent,
+        }
+        return job.JobShape(
+            run=run.id,
+            name=plan.name,
+            submission=self._submission,
+            image=settings.worker_image,
+            secret=settings.worker_secret,
+            seconds=plan.worst_case()[1],
+            stop_seconds=plan.stop_budget_seconds,
+            environment={name: value for name, value in given.items() if value},
+            arguments=("--run-key", self._key) if self._key is not None else (),
+            queue=plan.queue,
+            priority_class=settings.worker_priority,
+        )
+
+    async def _delete(self, run: JobRun) -> None:
+        """Delete a Job, with its pod and its plan; it goes by itself when the cluster does not answer now."""
+        path = self._objects.path("jobs", job.job_name(run.id), group=_BATCH)
+        with suppress(ProviderFailed):
+            await self._objects.delete(path, propagationPolicy="Background")
+
+    async def look(self) -> None:
+        """Look at the Jobs again and again, all with the same few requests."""
+        while True:
+            with suppress(ProviderFailed):  # what is known stays so, and the runs are followed in the store
+                await self._look()
+            waiting = any(run.made and not (run.begun and run.record is None) for run in self.runs.values())
+            await trio.sleep(_SOON if waiting else _LATER)
+
+    async def _look(self) -> None:
+        made = {run.id for run in self.runs.values() if run.made}
+        if not made:
+            return
+        selector = f"{job.SUBMISSION}={self._submission}"
+        jobs = _by_run(await self._objects.get(self._objects.path("jobs", group=_BATCH), labelSelector=selector))
+        pods = _by_run(await self._objects.get(self._objects.path("pods"), labelSelector=selector))
+        left = _ASKED
+        for run in made:
+            if run not in jobs:
+                self._states[run] = job.GONE
+                continue
+            events: Sequence[Object] = ()
+            if not pods[run] and left:
+                left, events = left - 1, await self._events(run)
+            self._states[run] = job.judge(jobs[run][0], pods[run], events)
+
+    async def _events(self, run: str) -> Sequence[Object]:
+        selector = f"involvedObject.kind=Job,involvedObject.name={job.job_name(run)}"
+        with suppress(ProviderFailed):  # not everybody may read them
+            found = await self._objects.get(self._objects.path("events"), fieldSelector=selector)
+            return (found or {}).get("items") or ()
+        return ()
+
+    def _tell(self, run: JobRun, state: job.JobState) -> None:
+        """Tell for what Jobs wait, once for all that wait for the same."""
+        kind = state.waits.partition(":")[0]
+        if kind not in self._told:
+            self._told.add(kind)
+            self._advise(JobWaits(f"the Job of run `{run.plan.name}` waits: {state.waits}", hint=state.hint))
+
+    # --- following -------------------------------------------------------------------------------
+
+    async def _follow(self, run: JobRun) -> RunRecord:
+        """Pass the events of a run to the sinks, and return its record. Raises ``JobNotStarted``, ``JobLost``."""
+        stored = locate(self._settings, RunRecord(id=run.id))
+        control = RunCancellation(stop_budget_seconds=run.plan.stop_budget_seconds + _LATE)
+        few = len(self.runs) <= MOST_FOLLOWED
+        async with (
+            following(stored, self._settings) if few else nullcontext() as follower,
+            open_services() as services,
+        ):
+            services.start_soon(self._heed, run)
+            arrive = follower.arrive if follower is not None else None
+            lost = partial(self._is_lost, run)
+            try:
+                return await follow(
+                    run.id, self._store, [run.sink, *self._sinks], control, is_lost=lost, arrive=arrive, look=_LOOK
+                )
+            except RunUnfinished as error:
+                if run.error is not None:
+                    raise run.error from error
+                why = self._state(run).why
+                hint = f"`runner recover {run.id}` ends it"
+                raise JobLost(f"{error.message}" + (f": {why}" if why else ""), hint=hint) from error
+
+    def _state(self, run: JobRun) -> job.JobState:
+        return self._states.get(run.id, job.JobState())
+
+    async def _is_lost(self, run: JobRun) -> bool:
+        """Tell whether nothing more comes of a run: its Job never begins it, or its worker is dead."""
+        if run.begun or not run.made:
+            if trio.current_time() < run.looked + _ALIVE:
+                return False
+            run.looked = trio.current_time()
+            return await is_run_lost(self._store, self._settings.home, run.id)
+        state, name = self._state(run), run.plan.name
+        if run.stops:
+            run.error = JobNotStarted(f"run `{name}` was stopped before it began")
+            run.error.exit_code = 130
+        elif state.hopeless:
+            run.error = JobNotStarted(f"the Job of run `{name}` does not start: {state.hopeless}", hint=state.hint)
+        elif state.over:
+            hint = "look at RUNNER_DATABASE_URL in the Secret of RUNNER_WORKER_SECRET" if not state.why else None
+            why = state.why or "its worker has told another store of it"
+            run.error = JobLost(f"the Job of run `{name}` is over before the run began: {why}", hint=hint)
+        else:
+            if state.waits:
+                self._tell(run, state)
+            return False
+        await self._delete(run)
+        if not await self._store.events(run.id):
+            return True
+        run.error = None  # it has begun just now
+        return False
+
+    async def _heed(self, run: JobRun) -> None:
+        """Ask the worker to stop each time that this is asked for here."""
+        heard = 0
+        while True:
+            await run.asked.wait()
+            run.asked = trio.Event()
+            while heard < run.stops and run.begun:
+                heard += 1
+                try:
+                    await request_cancel(self._store, self._settings.home, run.id)
+                except RunElsewhere as error:
+                    if run.record is None:
+                        error.severity = "warning"
+                        self._advise(error)
+
+    async def _bring_back(self, run: JobRun, record: RunRecord) -> RunRecord:
+        """Fetch what a run has left, which its worker sends at last, and remove its Job."""
+        stored = locate(self._settings, record)
+        is_needed = any(run.plan.name in one.plan.needs for one in self.runs.values())
+        deadline = trio.current_time() + _FETCH
+        while run.made and not self._state(run).over and trio.current_time() < deadline:  # noqa: ASYNC110  # by looking
+            await trio.sleep(_LOOK / 2)
+        while True:
+            record = replay(run.id, await self._store.events(run.id))
+            try:
+                await read_back(replace(stored, record=record), self._settings, whole=is_needed)
+                break
+            except ArtifactsMissing as error:
+                if run.made or trio.current_time() >= deadline:
+                    self._warn(error)
+                    break
+            except RunnerError as error:
+                self._warn(error)
+                break
+            await trio.sleep(_LOOK)
+        if run.made and self._state(run).over:
+            await self._delete(run)
+        return record
+
+    def _warn(self, error: RunnerError) -> None:
+        error.severity = "warning"
+        self._advise(error)
+
+
+@asynccontextmanager
+async def submit_runs(
+    planned: PlanResult,
+    settings: Settings,
+    sinks: Sequence[Sink] = (),
+    *,
+    key: str | None = None,
+    advise: Advise = ignore,
+) -> AsyncIterator[SubmittedRuns]:
+    """Carry out every run of a plan as a Job, as many at once as the cluster lets; the block ends when all have ended.
+
+    ``sinks`` are told every event of the runs, ``advise`` what Jobs wait for. Cancelling the block ends the following,
+    never the Jobs. Raises ``Rejected``, before anything is made, for what a Job would not see or could not do.
+    """
+    check_jobs(planned, settings)
+    make_home(settings)
+    clusters = Clusters(settings).connect(workspace_place(settings))
+    with unwrapping_groups():
+        async with open_state(settings) as store, clusters as (target, way):
+            objects = ClusterObjects(way, target.server, target.namespace)
+            await require_rights(objects, JOB_RIGHTS)
+            runs = SubmittedRuns(planned, settings, store=store, objects=objects, sinks=sinks, key=key, advise=advise)
+            async with open_services() as services:
+                services.start_soon(runs.look)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(runs.carry_out)
+                    yield runs
+                    await runs.wait()
+
+
+def check_jobs(planned: PlanResult, settings: Settings) -> None:
+    """Raise ``Rejected`` with everything that keeps the runs of a plan from being Jobs."""
+    found = job_faults(planned, settings)
+    for plan in planned.plan.runs:
+        try:
+            require_size(plan, text_of(planned, plan))
+        except RunnerError as error:
+            found.append(error)
+    if found:
+        raise Rejected(found)
+
+
+def require_size(plan: RunPlan, text: str) -> None:
+    """Raise ``UnfitForJob`` for a plan that no ConfigMap takes."""
+    if len(text.encode()) > job.MAX_PLAN:
+        message = f"the plan of run `{plan.name}` has {len(text.encode()) >> 10} KiB, and a ConfigMap takes 1023"
+        raise UnfitForJob(message, hint="make its prompt, its script or the outputs that it names shorter")
+
+
+def _by_run(listed: Object | None) -> Mapping[str, list[Object]]:
+    found: dict[str, list[Object]] = defaultdict(list)
+    for one in (listed or {}).get("items") or ():
+        found[str(one["metadata"].get("labels", {}).get(job.RUN, ""))].append(one)
+    return found
