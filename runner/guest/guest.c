@@ -1188,8 +1188,8 @@ static bool move_into(char **lists)
     return true;
 }
 
-/* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, as a command `guest list`, `guest pack` and `guest remove`,
- * in a pod the words of pod.h, or outside of a workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our
+/* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, as a command `guest list`, `guest pack`, `guest remove`
+ * and `guest show`, in a pod the words of pod.h, or outside of a workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our
  * own user. */
 static int start_up(int argc, char **argv, char **env)
 {
@@ -1201,6 +1201,8 @@ static int start_up(int argc, char **argv, char **env)
         return list_trees(argc - 2, argv + 2);
     if ((way == 'p' || way == 'r') && argc == 3)
         return each_file(argv[2], way == 'p' ? pack : remove_one);
+    if (way == 's' && argc == 4)
+        return show(argv[2], number_of(argv[3]));
     if (way == '+')
         return move_into(argv + 2) ? run(NULL, 0) : 3;
     if (way == '-' && argc > 4)

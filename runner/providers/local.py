@@ -26,6 +26,7 @@ from runner.ports.provider import KILL_GRACE, STOP_GRACE, Paths, Probe, SandboxS
 from runner.safefs.safe_open import open_linkless
 from runner.sandbox import bwrap, cgroup, processes
 from runner.sandbox.bwrap_process import Shell, open_shell, start_guest_in_bwrap
+from runner.sandbox.container import GUEST
 from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.mounts import MountStage, open_stage
 from runner.sandbox.prepared_mounts import prepare_mounts
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from runner.sandbox.guest_workspace import GuestWorkspace
 
 SHOWS_HOST = True  # commands see programs of this host
-
-_GUEST = "/run/guest"
 
 
 def provider(settings: Settings) -> LocalProvider:
@@ -77,7 +76,7 @@ class LocalProvider:
             with open_stage(uid) as stage:
                 options = bwrap.BwrapOptions(ENV)
                 guest = stage.add(open_linkless(program.path))
-                options.show(guest, _GUEST)
+                options.show(guest, GUEST)
                 shell = open_shell(stage, uid, guest)
                 paths = replace(PATHS, workspace="/")
                 group, no_tree = cgroup.ControlGroups({}), -1
@@ -122,7 +121,7 @@ class LocalProvider:
                 options.show(prepared.tmp, "/tmp", writable=True)
                 mount_all(options, handle, spec, prepared, guards)
                 guest = prepared.add(self._program().path)
-                options.show(guest, _GUEST)
+                options.show(guest, GUEST)
                 shell = open_shell(prepared.stage, handle.uid if self._own_users else None, guest)
                 what, volume = f"workspace `{handle.id}`", self._directories.volume(handle)
                 async with (
@@ -151,7 +150,7 @@ class LocalProvider:
     ) -> AsyncIterator[GuestWorkspace]:
         from runner.sandbox.guest_workspace import SandboxContext, open_workspace  # which a probe does without
 
-        sandbox = start_guest_in_bwrap(shell, options, group, _GUEST)
+        sandbox = start_guest_in_bwrap(shell, options, group, GUEST)
         try:
             with trio.move_on_after(KILL_GRACE, shield=True):  # milliseconds, unless the host hangs
                 await sandbox.begin()

@@ -32,8 +32,11 @@ from tests.support.situations import open_to_all
 FILE, FOLDER, LINK, DEVICE = 0o100644, 0o040755, 0o120777, 0o060600
 
 
-def guest(*words: str | Path, stdin: bytes = b"", user: int | None = None) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([binary.find().path, *words], input=stdin, capture_output=True, check=False, user=user)
+def guest(
+    *words: str | Path, stdin: bytes = b"", user: int | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    argv = [binary.find().path, *words]
+    return subprocess.run(argv, input=stdin, capture_output=True, check=False, user=user, cwd=cwd)
 
 
 def listed(*words: str | Path) -> list[dict[bytes, bytes]]:
@@ -81,6 +84,32 @@ def test_a_file_that_was_changed_has_another_stamp(tree: Path) -> None:
     (after,) = listed(tree)
 
     assert {name for name in before if before[name] != after[name]} == {b"a/b/text", b"twin", b"out"}
+
+
+def test_a_file_is_shown_to_a_limit_if_it_is_below_the_directory_wherever_links_lead(tree: Path) -> None:
+    (tree / "near").symlink_to(tree / "a")
+    (tree / "loop").symlink_to("loop")
+    (tree.parent / "tree-2").write_text("outside")
+    paths = {
+        "a/b/text": (0, b"f\ntext"),
+        "./near/b/../../twin": (0, b"f\ntext"),
+        "none": (71, b""),
+        "a/b/text/more": (71, b""),
+        "loop": (71, b""),
+        "x" * 5000: (71, b""),
+        "out/passwd": (72, b""),
+        "../tree-2": (72, b""),
+        ".": (72, b""),
+        "a": (73, b""),
+        "pipe": (73, b""),
+    }
+
+    found = {path: guest("show", path, "100", cwd=tree) for path in paths}
+
+    assert {path: (done.returncode, done.stdout) for path, done in found.items()} == paths
+    content = (tree / "odd \n\udcff").read_bytes()
+    for most in (0, 1, 65_533, 65_534, 65_535, 99_999, 100_000, 1 << 20):
+        assert guest("show", "odd \n\udcff", str(most), cwd=tree).stdout == b"f\n" * bool(most) + content[:most]
 
 
 def test_what_is_packed_comes_back_as_it_was_and_what_is_gone_is_left_out(tree: Path, tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from msgspec import Meta, Struct
 
 from runner.ops.tools._sandbox import Sandbox, place, run_script
 from runner.ports.provider import Workspace
+from runner.sandbox.container import GUEST
 
 MOST = 256 << 10  # bytes that one call returns
-_SCRIPT = """
+_SCRIPT = f"""
 if [ -d "$1" ]; then enter "$1"; echo d; ls -1Ap | head -c "$2"; exit; fi
+[ -x {GUEST} ] && exec {GUEST} show "$1" "$2"
 open_file "$1"
 echo f
 exec head -c "$2" <&3
