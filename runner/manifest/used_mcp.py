@@ -43,22 +43,34 @@ ServerUrl = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^(?:{_URL.pattern})$", "maxLength": 8 * LONGEST}),
 ]
 _REMOTE = ("inject", "private")
+_NOT_INSIDE = ("url", *_REMOTE, "tools", "max_calls")
 _NULL: JsonDict = {"type": "null"}
 
 
+def _without(field: str) -> JsonDict:
+    return {"anyOf": [{"not": {"required": [field]}}, {"properties": {field: _NULL}}]}
+
+
 class UsedServer(Shape):
-    """A server that the agent may use: a hosted one, or with `url` a remote one."""
+    """A server that the agent may use: a hosted one, with `url` a remote one, with `command` one in its workspace."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "if": {"anyOf": [{"not": {"required": ["url"]}}, {"properties": {"url": _NULL}}]},
-            "then": {"properties": {"inject": _NULL, "private": _NULL}},
+            "allOf": [
+                {"if": _without("url"), "then": {"properties": {"inject": _NULL, "private": _NULL}}},
+                {"if": {"not": _without("command")}, "then": {"properties": dict.fromkeys(_NOT_INSIDE, _NULL)}},
+            ]
         }
     )
 
     name: ServerName = Field(
         description="Name of the `McpServer` document, which is started for the run in a sandbox of its own; with `url`"
-        " any name."
+        " or `command` any name."
+    )
+    command: Annotated[list[Word], Field(min_length=1)] | None = Field(
+        None,
+        description="Program and arguments of a server that is started in the agent's own workspace, as the agent is:"
+        " with its user, its files, its `env` and its network, and none of its secrets.",
     )
     url: ServerUrl | None = Field(
         None, description="URL of a remote server, which speaks streamable HTTP. The agent never learns it."
@@ -76,8 +88,22 @@ class UsedServer(Shape):
     max_calls: int | None = Field(None, ge=1, le=1_000_000, description="Calls of the run; further ones are refused.")
 
     @model_validator(mode="after")
+    def _fields_of_a_server_inside(self) -> UsedServer:
+        held = "is not held in the agent's own workspace, where it may start the program by itself"
+        said = {"tools": held, "max_calls": held}
+        hint = "remove it, or write a `McpServer` document, which has a sandbox of its own"
+        faults = [
+            Fault((name,), f"`{name}` {said.get(name, 'is for a remote server')}", hint)
+            for name in _NOT_INSIDE
+            if self.command is not None and getattr(self, name) is not None
+        ]
+        if faults:
+            raise Faults(*faults)
+        return self
+
+    @model_validator(mode="after")
     def _fields_of_a_remote_server(self) -> UsedServer:
-        if self.url is not None:
+        if self.url is not None or self.command is not None:
             return self
         faults = [
             Fault((name,), f"`{name}` is for a remote server", "write its `url`, or remove it")
@@ -87,6 +113,11 @@ class UsedServer(Shape):
         if faults:
             raise Faults(*faults)
         return self
+
+    @property
+    def is_hosted(self) -> bool:
+        """Tell whether a document says what it is."""
+        return self.url is None and self.command is None
 
     @property
     def place(self) -> tuple[str, int]:

@@ -38,6 +38,7 @@ from runner.runtime.secrets import give
 from runner.spec.model import HostedServer, McpServer
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL; a server has lost its client by then
+HEALTH = 30.0, 5.0  # seconds between looks at a server inside, and that its answer may take
 MAX_LOG = 4 << 20  # bytes of a server's standard error
 MAX_TOLD = 20  # warnings about what a server should not do
 _TAIL = 4096  # bytes of standard error of which the last line is told
@@ -48,9 +49,10 @@ Tell = Callable[[ev.Event], None]
 
 @asynccontextmanager
 async def open_mcp_servers(
-    run: RunContext, workspace: Workspace, step: str, servers: Sequence[McpServer]
+    run: RunContext, workspace: Workspace, step: str, servers: Sequence[McpServer], env: Mapping[str, str]
 ) -> AsyncIterator[tuple[McpAccess, ...]]:
-    """Start the servers for the length of the block, all at once; yield where the agent finds each.
+    """Start the servers for the length of the block, all at once; yield where the agent finds each. Those inside the
+    agent's own ``workspace`` have ``env``.
 
     Raises ``McpServerFailed`` for one that does not start, and what making a workspace and listening raise.
     """
@@ -61,7 +63,11 @@ async def open_mcp_servers(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(emit_all, receive, run.emit)
         with send:
-            running = [_Running(run, step, one, number=at, tell=send.send_nowait) for at, one in enumerate(servers, 1)]
+            inside = _Inside(workspace=workspace, env=env)
+            running = [
+                _Running(run, step, one, number=at, tell=send.send_nowait, inside=inside)
+                for at, one in enumerate(servers, 1)
+            ]
             async with AsyncExitStack() as stack, open_services() as services:
                 async with trio.open_nursery() as starting:
                     for one in running:
@@ -82,8 +88,11 @@ class _Running:
 
     session: McpSession
 
-    def __init__(self, run: RunContext, step: str, server: McpServer, number: int, tell: Tell) -> None:
+    def __init__(
+        self, run: RunContext, step: str, server: McpServer, *, number: int, tell: Tell, inside: _Inside
+    ) -> None:
         self._context, self._step, self.server, self._number, self._tell = run, step, server, number, tell
+        self._inside = inside
         self._restarts = Restarts(run.deps.chance)
         self._started = False
         self._told = 0
@@ -114,8 +123,11 @@ class _Running:
         self._tell(ev.McpCallEnded(step=self._step, server=self.server.name, **asdict(call)))
 
     async def _approve(self, found: Lists) -> Lists:
-        """Return what the agent may see of what the server lists: what was approved of it, at its first start all."""
-        same = await self._context.deps.approve_mcp(self.server.key, found)
+        """Return what the agent may see of what the server lists: what was approved of it, at its first start all.
+
+        One in the agent's own workspace tells it nothing that it could not read there.
+        """
+        same = found if self.server.inside else await self._context.deps.approve_mcp(self.server.key, found)
         for kind, items in found.items():
             if gone := {*items} - {*same[kind]} - self._withheld:
                 self._withheld |= gone
@@ -157,7 +169,7 @@ class _Running:
             self.session.became(f"is being started anew: {how}")
             await trio.sleep(pause)
 
-    async def _once(self, place: _Place | None) -> tuple[str, bool]:
+    async def _once(self, place: _Place | _Inside | None) -> tuple[str, bool]:
         """Run the server once; return how it ended, and whether it is to be started anew."""
         if place is None:
             return await self._once_remote()
@@ -194,11 +206,11 @@ class _Running:
 
     # --- in a sandbox --------------------------------------------------------------------------------
 
-    async def _place(self) -> _Place | None:
+    async def _place(self) -> _Place | _Inside | None:
         """Make the workspace of a hosted server; its removal is the run's from here on."""
         hosted, run = self.server.hosted, self._context
         if hosted is None:
-            return None
+            return self._inside if self.server.inside else None
         name, provider = f"{run.workspace_id}m{self._number}", run.deps.provider(hosted.provider)
         await run.deps.room(name)
         await run.emit(ev.ResourceIntended(self._step, "workspace", name, provider.name))
@@ -221,26 +233,27 @@ class _Running:
         async with open_way(egress, workspace, hosted.network) as variables:
             yield variables
 
-    async def talk(self, process: Process, hosted: HostedServer) -> tuple[str, bool]:
+    async def talk(self, process: Process, hosted: HostedServer | None = None) -> tuple[str, bool]:
         """Let the agent talk with the process until it ends, or answers no more; tell whether it is to start again."""
         how, crashed = await talk(
             process,
             attach=partial(self.session.attach, process.stdin, process.stdout),
             copy_log=partial(self._copy_log, process),
-            watch=partial(self._watch, process, hosted),
+            watch=partial(self._watch, *((hosted.health_interval, hosted.health_timeout) if hosted else HEALTH)),
             restart=trio.Event(),  # nobody asks for it while a run lasts
-            on_oom=lambda more: self._warn(f"out of memory: {more} of its processes killed"),
+            on_oom=lambda more: self._warn(f"out of memory: {more} of its processes killed") if hosted else None,
         )
-        return how, hosted.restart == "always" or (crashed and hosted.restart != "never")
+        restart = hosted.restart if hosted is not None else "on-failure"
+        return how, restart == "always" or (crashed and restart != "never")
 
-    async def _watch(self, process: Process, hosted: HostedServer) -> str:
+    async def _watch(self, interval: float, patience: float) -> str:
         """Look at a server again and again; return why it is to be ended."""
         await self.session.wait_ready()
         misses = 0
         while misses < MISSES:
-            await trio.sleep(hosted.health_interval)
+            await trio.sleep(interval)
             try:
-                await self.session.ping(hosted.health_timeout)
+                await self.session.ping(patience)
                 misses = 0
             except ServerSilent as error:
                 misses += 1
@@ -261,6 +274,18 @@ class _Running:
     def _write(self, log: LogFile, chunk: bytes) -> None:
         log.write(chunk)
         self._last_words = (self._last_words + chunk)[-_TAIL:]
+
+
+class _Inside(Struct, frozen=True, kw_only=True):
+    """The agent's own workspace, where memory is counted for the agent."""
+
+    workspace: Workspace
+    env: Mapping[str, str]
+
+    async def start(self, running: _Running) -> tuple[str, bool]:
+        """Run a server in it to its end."""
+        async with self.workspace.exec(running.server.inside, env=self.env, grace=GRACE) as process:
+            return await running.talk(process)
 
 
 class _Place(Struct, frozen=True, kw_only=True):

@@ -95,6 +95,8 @@ def mcp_servers_of(selected: Selected, found: RunFacts, sets: Mapping[str, Netwo
         )
         if used.url is not None:
             servers.append(replace(server, remote=_remote(selected, used, at)))
+        elif used.command is not None:
+            servers.append(replace(server, inside=tuple(used.command)))
         elif used.name in hosted:
             servers.append(_hosted(server, hosted[used.name], found.mcp.get(used.name), sets))
     return tuple(servers)
@@ -204,7 +206,7 @@ def mcp_faults(
     positions = {one.name: at for at, one in enumerate(used)}
     for server in servers:
         at = selected.agent_type.place(KEYS, positions[server.name])
-        document = documents.get(server.name) if server.remote is None else None
+        document = documents.get(server.name) if server.hosted is not None else None
         if document is not None:
             yield from _tool_faults(selected, used[positions[server.name]], document)
         for policy in policies:

@@ -381,8 +381,9 @@ class RemoteServer(Struct, frozen=True, kw_only=True):
 
 
 class McpServer(Struct, frozen=True, kw_only=True):
-    """A server that an agent may use: ``hosted``, or ``remote``. Of its ``tools`` the agent gets those that are there,
-    of ``None`` all. ``passed`` are the capabilities of the agent that it may use, ``timeout`` is that of a call.
+    """A server that an agent may use: ``hosted``, ``remote``, or a command ``inside`` the agent's own workspace. Of its
+    ``tools`` the agent gets those that are there, of ``None`` all. ``passed`` are the capabilities of the agent that it
+    may use, ``timeout`` is that of a call.
     """
 
     name: str
@@ -394,6 +395,7 @@ class McpServer(Struct, frozen=True, kw_only=True):
     passed: tuple[str, ...] = ()
     hosted: HostedServer | None = None
     remote: RemoteServer | None = None
+    inside: Command = ()
 
     @property
     def key(self) -> str:
@@ -419,7 +421,7 @@ class McpServer(Struct, frozen=True, kw_only=True):
     def pinned(self) -> object:
         """Return all that decides what the agent gets, without where it is written."""
         hosted, remote = self.hosted, self.remote
-        place: list[object] = [remote.url, str(remote.injection)] if remote is not None else []
+        place: list[object] = [remote.url, str(remote.injection)] if remote is not None else [*self.inside]
         if hosted is not None:
             place = [hosted.key, hosted.image, hosted.limits, sorted(self.secret_names)]
         return [self.name, self.tools, self.only_tools, self.max_calls, self.passed, self.network.pinned(), *place]

@@ -343,7 +343,7 @@ def _mcp_servers(agent: Document, known: _Known, findings: list[RunnerError]) ->
     found: list[Document] = []
     for at, used in enumerate(used_servers(agent.spec.mcp_servers)):
         keys = ("mcp_servers", at) if isinstance(agent.spec.mcp_servers[at], str) else ("mcp_servers", at, "name")
-        document = known.find("McpServer", used.name, agent, keys, findings) if used.url is None else None
+        document = known.find("McpServer", used.name, agent, keys, findings) if used.is_hosted else None
         found += [document] if document is not None else []
     return tuple(found)
 

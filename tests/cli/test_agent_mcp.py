@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import tempfile
@@ -18,11 +19,12 @@ from typing import Any
 import pytest
 
 from tests.support import components, dockerd
-from tests.support.mcp_agent import STAND_IN, anything, call, server, write
+from tests.support.mcp_agent import PROGRAM, STAND_IN, anything, call, server, write
 from tests.support.needs import AGENTS, MEMORY
 from tests.support.situations import Done, Project, document, leftovers, until, write_files
 
 KEY = "s3cret-of-the-server"
+SOURCE = PROGRAM.read_text()
 MODELS = {"claude": "sonnet", "codex": "gpt-4.1", "gemini": "gemini-2.5-pro", "goose": "gpt-4.1"}
 
 
@@ -53,7 +55,9 @@ def verdicts(record: dict[str, Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("cli", MODELS)
-def test_each_cli_calls_a_tool_of_a_server_in_a_sandbox_of_its_own(cli: str, project: Project) -> None:
+def test_each_cli_calls_a_tool_of_a_server_in_a_sandbox_of_its_own_and_of_one_beside_it(
+    cli: str, project: Project
+) -> None:
     """Of the repository's own settings no server, no hook and no policy takes effect."""
     AGENTS.require()
     evil = {"command": "touch", "args": ["/workspace/evil"]}
@@ -70,21 +74,76 @@ def test_each_cli_calls_a_tool_of_a_server_in_a_sandbox_of_its_own(cli: str, pro
         ".codex/config.toml": '[mcp_servers.evil]\ncommand = "touch"\nargs = ["/workspace/evil"]\n',
     }  # fmt: skip
     script = "".join(f"mkdir -p $(dirname {name}); printf %s '{text}' > {name}; " for name, text in hostile.items())
-    turns = [call("echo", text="hello from " + cli)]
+    turns = [call("echo", text="hello from " + cli), call("echo", "near", text="from beside " + cli)]
     workspace = f", checkout_on_start: false, setup_commands: [{json.dumps(script)}]"
-    used = [{"name": "docs", "tools": ["echo"], "max_calls": 5}]
+    near = {"name": "near", "command": ["python3", "-c", PROGRAM.read_text()]}
+    used: list[Any] = [{"name": "docs", "tools": ["echo"], "max_calls": 5}, near]
     write(project, components.AGENTS, server(), used=used, turns=turns, agent=cli, model=MODELS[cli],
           workspace=workspace)  # fmt: skip
 
     done, record = rehearse(project)
 
     assert done.code == 0, done.out + done.err
-    assert verdicts(record) == {"docs echo answered": 1}
-    assert record["mcp_servers"] == {"docs": 1}
+    assert verdicts(record) == {"docs echo answered": 1, "near echo answered": 1}
+    assert (record["mcp_servers"]["docs"], record["mcp_servers"]["near"] > 1) == (1, True)
     assert "docs: 1 call (echo 1)" in project.runner("runs", "show", "last").out
     changed = project.runner("runs", "patch", "last").out
     assert "evil" not in [line.rpartition("/")[2] for line in changed.splitlines() if line.startswith("+++")]
     assert "b/hooked" not in changed
+
+
+def test_a_server_in_the_agents_own_workspace_is_what_the_agent_is_and_ends_with_it(
+    project: Project, tools: Path
+) -> None:
+    project.env["KEY"] = KEY
+    near = {"name": "near", "command": ["python3", "near.py"]}
+    setup = json.dumps(f'python3 -c \'import sys; open("near.py", "w").write(sys.argv[1])\' {shlex.quote(SOURCE)}')
+    workspace = f", checkout_on_start: false, setup_commands: [{setup}]"
+    more = "env: {OF_AGENT: 'yes'}\nsecrets: [{name: KEY, from: {env: KEY}, steps: [agent]}]"
+    turns = [
+        call("seen", "near"),
+        call("fill", "near", mebibytes=1),
+        {"run": "stat --format %s filled; stat --format %u filled; id -u"},
+        call("die", "near", code=3),
+        call("echo", "near", text="again"),
+    ]
+    write(project, tools, used=[near], turns=turns, workspace=workspace, more=more)
+
+    planned = project.runner("plan", str(project.folder)).out
+    done, record = rehearse(project)
+
+    assert done.code == 0, done.out + done.err
+    assert "INSIDE" in planned
+    told = results(project)
+    env = json.loads(json.loads(told[0])["content"][0]["text"])[1]
+    assert (env["OF_AGENT"], "KEY" in env) == ("yes", False)
+    size, owner, me = told[2].split()
+    assert (size, owner) == (str(1 << 20), me)
+    assert "has ended" in told[3]
+    assert "again" in told[4]
+    assert verdicts(record)["near echo answered"] == 1
+    assert project.json("mcp", "hosted", "list") == []  # nobody is asked for consent to what is the agent's
+
+
+@pytest.mark.scenario("BEY-01")
+@pytest.mark.parametrize("field", ["url", "tools", "max_calls", "inject", "private"])
+def test_what_is_not_held_beside_the_agent_is_refused_with_what_to_do(
+    field: str, project: Project, tools: Path
+) -> None:
+    values = {
+        "url": "https://a.test/mcp",
+        "tools": ["echo"],
+        "max_calls": 3,
+        "inject": {"name": "KEY", "from": {"env": "KEY"}, "bearer": True},
+        "private": True,
+    }
+    write(project, tools, used=[{"name": "near", "command": ["near"], field: values[field]}], turns=[])
+
+    done = project.runner("validate", str(project.folder))
+
+    assert done.code == 2
+    assert f"`{field}` is" in done.err + done.out, done.out + done.err
+    assert "write a `McpServer` document" in done.err + done.out
 
 
 @pytest.mark.scenario("BEY-01")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import dockerd
 from tests.support.mcp_agent import server
-from tests.support.situations import Project, leftovers, until
+from tests.support.situations import Done, Project, leftovers, until
 
 
 class Client:
@@ -85,6 +85,29 @@ def test_two_servers_are_one_whose_names_tell_them_apart_and_nothing_of_them_sta
         assert "method" not in client.ask("tools/nonsense")
     assert project.json("workspace", "list") == []
     assert client.process.returncode == 0
+
+
+def test_a_client_is_told_of_a_gateway_only_when_it_can_begin(project: Project) -> None:
+    place = project.home / ".claude.json"
+    folder = project.folder / "servers"
+
+    def install(option: str = "--gateway") -> Done:
+        return project.runner("mcp", "install", "claude", "--name", "tools", option, "servers")
+
+    missing = install()
+    assert (missing.code, missing.errors) == (2, ["manifest.unreadable"])
+    assert "`servers` cannot be read: no such file or directory" in missing.err
+    assert "= hint: name a file or a folder with a document of kind `McpServer`" in missing.err
+    assert install("--manifests").errors == ["manifest.unreadable"]
+    folder.mkdir()
+    assert install().errors == ["manifest.nothing-to-run"]
+    file = folder / "docs.runner.yaml"
+    file.write_text(server(comand=["x"]))
+    assert install().errors == ["manifest.unknown-field"]
+    assert not place.exists()
+    file.write_text(server())
+    assert install().code == 0
+    assert json.loads(place.read_text())["mcpServers"]["tools"]["args"][-2:] == ["gateway", str(folder)]
 
 
 CLAIM = pytest.mark.scenario("BEY-10", only="provider")

@@ -56,6 +56,10 @@ def secrets(*sources: object) -> dict[str, object]:
     )
 
 
+def servers(*used: object) -> dict[str, object]:
+    return document("AgentType", agent="claude", model="opus", mcp_servers=[*used])
+
+
 GOOD = {
     "least agent type": agent_type(),
     "image": workspace(base_image="node"),
@@ -68,6 +72,11 @@ GOOD = {
     "other script is null": agent_type(script={"path": None, "files": []}),
     "agent without a script": document("AgentType", agent="goose"),
     "model": document("AgentType", agent="claude", model="opus", credentials="env", script=None),
+    "servers": servers(
+        "docs",
+        {"name": "far", "url": "https://a.org/mcp", "private": True, "command": None},
+        {"name": "near", "command": ["x"], "tools": None, "url": None},
+    ),
     "no tools": document("AgentType", agent="claude", cli_tools=[]),
     "tools that another agent does not have": document("AgentType", agent="gemini", cli_tools=None),
     "models": run(matrix={"model": ["gpt-5", "openai/gpt-5:beta@2[1m]"]}),
@@ -178,6 +187,12 @@ BAD = {
     "text for a list": agent_type(post_hooks="make"),
     "list for a mapping": agent_type([]),
     "null for a mapping": agent_type(workspace=None),
+    "server of nothing": servers({"name": "near", "command": []}),
+    "server in two places": servers({"name": "near", "command": ["x"], "url": "https://a.org/mcp"}),
+    "server inside with tools": servers({"name": "near", "command": ["x"], "tools": []}),
+    "server inside with a budget": servers({"name": "near", "command": ["x"], "max_calls": 1}),
+    "server inside that is private": servers({"name": "near", "command": ["x"], "private": True}),
+    "hosted server that is private": servers({"name": "near", "private": True}),
     "text for a boolean": agent_type({"enabled": "yes"}),
     "field of a disabled workspace": agent_type({"enabled": False, "isolation": "vm"}),
     "field of a workspace that is not enabled": agent_type({"provider": "local"}),

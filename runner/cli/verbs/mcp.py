@@ -71,15 +71,21 @@ def _install(args: Namespace, out: Output) -> int:
     import shutil
     import sys
 
-    from runner.core.errors import UsageError
+    from runner.core.errors import UnreadableManifest, UsageError
     from runner.core.ids import is_name
     from runner.core.settings import current
     from runner.ops.host.mcp_clients import install
+    from runner.ops.mcp.manifests import require_servers
 
     if not is_name(args.name):
         raise UsageError(f"`{excerpt(args.name)}` cannot name a server", hint="use small letters, digits and `-`")
     if args.gateway is not None and (args.agent_type is not None or args.manifests is not None):
         raise UsageError("a --gateway serves MCP servers, and nothing else", hint="leave the other options out")
+    if args.gateway is not None:
+        require_servers(args.gateway)
+    if args.manifests is not None and not args.manifests.exists():
+        text = f"`{excerpt(str(args.manifests))}` cannot be read: no such file or directory"
+        raise UnreadableManifest(text, hint="name the file or the folder of the runs that it may start")
     options = ["--agent-type", args.agent_type] if args.agent_type is not None else []
     options += ["--manifests", os.path.abspath(args.manifests)] if args.manifests is not None else []
     program = shutil.which(sys.argv[0])

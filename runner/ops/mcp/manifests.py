@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from runner.core.codec import digest
-from runner.core.errors import DuplicateName, NothingToRun, Rejected
+from runner.core.errors import DuplicateName, NothingToRun, Rejected, RunnerError, UnreadableManifest
 from runner.core.hosts import NetworkSpec
 from runner.core.model import Limits
 from runner.core.sanitize import excerpt
@@ -55,11 +55,7 @@ async def read_servers(path: Path | None, settings: Settings, *, registered: boo
 
     Raises ``Rejected`` with everything that is wrong.
     """
-    documents, found = load(path) if path is not None else ([], [])
-    servers = [document for document in documents if document.kind == "McpServer"]
-    if not servers and not found and path is not None:
-        hint = "write a document of kind `McpServer`"
-        found.append(NothingToRun(f"`{excerpt(str(path))}` has no server to host", hint=hint))
+    documents, servers, found = _load(path) if path is not None else ([], [], [])
     more, wrong = load_registered(settings.home) if registered else ([], [])
     names = {one.name for one in servers}
     for document in (one for one in more if one.name in names):
@@ -73,6 +69,28 @@ async def read_servers(path: Path | None, settings: Settings, *, registered: boo
     sets = await _network_sets([*servers, *more], documents, settings)
     both = ((folder_of(path), servers), (str(settings.home / FOLDER), more))
     return {one.name: _server(one, sets, folder) for folder, many in both for one in many}
+
+
+def require_servers(path: Path) -> None:
+    """Raise ``Rejected`` with everything that is wrong with the servers of a manifest or folder."""
+    documents, _, found = _load(path)
+    for document in documents:
+        found += document_faults(document)
+    if any(error.severity == "error" for error in found):
+        raise Rejected(found)
+
+
+def _load(path: Path) -> tuple[list[Document], list[Document], list[RunnerError]]:
+    """Return the documents of a path, the servers among them, and what is wrong."""
+    documents, found = load(path)
+    servers = [document for document in documents if document.kind == "McpServer"]
+    hint = "name a file or a folder with a document of kind `McpServer`"
+    if not servers and not found:
+        found.append(NothingToRun(f"`{excerpt(str(path))}` has no server to host", hint=hint))
+    for error in found:
+        if isinstance(error, UnreadableManifest) and error.hint is None:
+            error.hint = hint
+    return documents, servers, found
 
 
 def folder_of(path: Path | None) -> str:

@@ -135,11 +135,15 @@ def planned_server(server: McpServer) -> PlannedServer:
     given = hosted.secrets if hosted is not None else ()
     reached += [(f"{server.name} has secret {one.name.partition('.')[2]}", one.origin) for one in given]
     reached += [(f"adds {one}, outside", one.origin) for one in server.injected]
+    command = hosted.command if hosted is not None else server.inside
+    started = excerpt(shlex.join(command), _LONGEST) + f", {digest(command)[:19]}.."
     if hosted is not None:
         parts.insert(0, " ".join(filter(None, [hosted.provider, _image(hosted.base_image, hosted.image)])))
-        started = excerpt(shlex.join(hosted.command), _LONGEST) + f", {digest(hosted.command)[:19]}.."
-        started = started if hosted.command else "what its image starts"
+        started = started if command else "what its image starts"
         reached.insert(0, (f"{server.name} runs {started}", hosted.manifest))
+    elif server.inside:
+        parts.insert(0, "INSIDE the agent's workspace")
+        reached.insert(0, (f"{server.name} runs {started}", server.origin))
     elif server.remote is not None:
         parts.insert(0, f"at {server.remote.url}")
     return PlannedServer(
@@ -149,7 +153,7 @@ def planned_server(server: McpServer) -> PlannedServer:
         tools=server.tools,
         max_calls=server.max_calls,
         hosted=hosted is not None,
-        command=digest(hosted.command) if hosted is not None else "",
+        command=digest(command) if server.remote is None else "",
         image=hosted.image if hosted is not None else None,
         limits=hosted.limits if hosted is not None else None,
         limits_origin=hosted.limits_origin if hosted is not None else "",

@@ -53,7 +53,7 @@ async def perform(body: AgentBody, run: RunContext) -> Outcome:
         async with (
             open_cluster(run, workspace, STEP, body.cluster),
             open_network(run, workspace, STEP, body.network) as work.proxied,
-            open_mcp_servers(run, workspace, STEP, body.mcp_servers) as work.servers,
+            open_mcp_servers(run, workspace, STEP, body.mcp_servers, work.variables()) as work.servers,
         ):
             if body.model is None:
                 ended = await work.carry_out(AgentSetup(env={}))
@@ -87,10 +87,14 @@ class _Work(Struct):
     proxied: Mapping[str, str] = {}
     servers: tuple[McpAccess, ...] = ()
 
+    def variables(self) -> dict[str, str]:
+        """Return what all that the agent starts has in its environment."""
+        return {**self.run.variables(self.workspace.paths), **self.proxied, **self.run.fill_all(self.body.env)}
+
     async def carry_out(self, prepared: AgentSetup, key: str = "") -> AgentResult:
         """Prepare the agent's home and run its CLI on the prompt; what fails first is what it ended with."""
         run, workspace, body = self.run, self.workspace, self.body
-        env = {**prepared.env, **run.variables(workspace.paths), **self.proxied, **run.fill_all(body.env)}
+        env = {**prepared.env, **self.variables()}
         argv = await run.deps.sub_runner(body.agent, _standard(body, run, workspace, self.prompt))
         furnishing = furnish(prepared, workspace.paths, body.mount_plan.skills)
         commands = [(furnishing, b"")] if furnishing else []

@@ -126,6 +126,7 @@ PRIVATE_HOST = {"host": "pypi.org", "private": True}
 MCP: dict[str, list[Any]] = {
     "name": [],
     "url": [REMOTE],
+    "command": [{"name": "one", "command": ["docs"]}],
     "private": [{**REMOTE, "private": True}],
     "tools": [{"name": "one", "tools": ["search"]}],
     "max_calls": [{"name": "one", "max_calls": 7}],
