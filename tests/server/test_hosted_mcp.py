@@ -147,6 +147,23 @@ def test_clients_share_a_server_that_lies_and_crashes(project: Project) -> None:
     assert [kind for kind, _ in written].count("McpServerStarted") == 2
 
 
+@pytest.mark.scenario("LIF-14", only="http")
+def test_a_hosted_server_outlives_what_expires(project: Project) -> None:
+    write(project)
+    project.env["WORKSPACE_TTL"] = "1s"
+    with hosting(project, says=["workspace.expired"]) as served:
+        until(lambda: state(served)["state"] == "ready")
+        theirs = state(served)["workspace"]
+        ours = served.post("/workspaces")["id"]
+        until(lambda: served.ask("GET", f"/api/v1/workspaces/{ours}").status == 404)
+
+        row = served.get(f"/workspaces/{theirs}")
+
+        assert (row["status"], row["lifecycle"], row["expires_at"]) == ("ready", "persistent", None)
+        assert ask(served, "echo", text="still here") == "still here"
+        time.sleep(1)  # it is told once all of the other one is gone
+
+
 @pytest.mark.scenario("LIF-23")
 @pytest.mark.scenario("LIF-24")
 def test_a_server_that_crashes_again_and_again_waits_and_never_starts_after_the_end(project: Project) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +21,15 @@ def active(served: Served, id: str) -> Any:
     """The session once it is active."""
     until(lambda: served.get(f"/sessions/{id}")["status"] == "active", seconds=60)
     return served.get(f"/sessions/{id}")
+
+
+def seconds_to_have(served: Served, workspace: str) -> float:
+    """From when a workspace was wanted until it was ready, by its journal."""
+    [file] = served.project.home.glob(f"state/workspaces/{workspace}/events.jsonl")
+    events = [*map(json.loads, file.read_text().splitlines())]
+    begun = next(event["at"] for event in events if event["type"] == "WorkspaceRequested")
+    ready = next(event["at"] for event in events if event.get("status") == "ready")
+    return float(ready - begun) / 1e6
 
 
 def agent_type(served: Served, name: str = "worker", **config: Any) -> None:
@@ -149,6 +159,7 @@ def test_a_workspace_is_attached_to_one_session_at_a_time(served: Served) -> Non
 
 
 @pytest.mark.scenario("CFG-10", only="http")
+@pytest.mark.scenario("LIF-03", only="http")
 @pytest.mark.scenario("LIF-04", only="http")
 @pytest.mark.scenario("LIF-19")
 @pytest.mark.scenario("LIF-21", only="http")
@@ -173,6 +184,15 @@ def test_warm_workspaces_are_there_when_the_server_starts_and_as_many_as_agent_t
         assert served.post(f"/sessions/{session['id']}/tools/bash", {"command": "cat /run/runner/task.json; echo >x"})
         assert served.post(f"/sessions/{session['id']}/tools/glob", {"pattern": "x"})["matches"] == ["x"]
         until(lambda: ready() == 1)
+        took = [seconds_to_have(served, session["workspace_id"])]
+        while min(took) > 0.15 and len(took) < 6:  # a busy machine may take longer, now and then
+            until(lambda: ready() == 1)
+            more = active(served, served.post("/sessions", {"agent_type": "worker"})["id"])
+            took.append(seconds_to_have(served, more["workspace_id"]))
+            served.ask("DELETE", f"/api/v1/sessions/{more['id']}?discard=true")
+        hits = len(took)
+        assert min(took) <= 0.15, took
+        until(lambda: ready() == 1)
         path = "/api/v1/agent-types/worker/workspace-config"
         config = served.ask("GET", path)
         for size in (2, 0):
@@ -180,7 +200,7 @@ def test_warm_workspaces_are_there_when_the_server_starts_and_as_many_as_agent_t
             served.ask("PUT", path, {**config.json, "warm_pool": {"size": size}}, headers=etag)
             until(lambda size=size: ready() == size)  # type: ignore[misc]
         other = served.post("/workspaces", {"provider": "docker", "image": dockerd.IMAGE})["id"]
-        assert served.get("/pools")["counts"] == {"hit": 1, "empty": 1}
+        assert served.get("/pools")["counts"] == {"hit": hits, "empty": 1}
         served.ask("DELETE", f"/api/v1/workspaces/{other}")
         served.ask("DELETE", f"/api/v1/sessions/{session['id']}?discard=true")
 
