@@ -48,13 +48,13 @@ def write(project: Project, name: str = "docs", **spec: Any) -> Path:
 
 
 @contextmanager
-def hosting(project: Project, *options: str, **more: Any) -> Iterator[Served]:
-    """A server that hosts the servers that are written, of which nothing is left at its end."""
+def hosting(project: Project, *options: str, keep: bool = False, **more: Any) -> Iterator[Served]:
+    """A server that hosts the servers that are written, of which nothing is left at its end, unless it is kept."""
     try:
         with serving(project, "--mcp-servers", str(project.folder / "servers"), *options, **more) as served:
             yield served
     finally:
-        for row in project.json("workspace", "list"):
+        for row in [] if keep else project.json("workspace", "list"):
             project.runner("workspace", "destroy", "--discard", row["id"])
 
 
@@ -149,19 +149,21 @@ def test_clients_share_a_server_that_lies_and_crashes(project: Project) -> None:
 
 @pytest.mark.scenario("LIF-14", only="http")
 def test_a_hosted_server_outlives_what_expires(project: Project) -> None:
+    """A server that starts looks for what has expired first."""
     write(project)
     project.env["WORKSPACE_TTL"] = "1s"
-    with hosting(project, says=["workspace.expired"]) as served:
+    with hosting(project, keep=True) as served:
         until(lambda: state(served)["state"] == "ready")
-        theirs = state(served)["workspace"]
-        ours = served.post("/workspaces")["id"]
+        theirs, ours = state(served)["workspace"], served.post("/workspaces")["id"]
+    time.sleep(1.1)  # the time to live of the second
+    with hosting(project, token="second", says=["workspace.expired"]) as served:
         until(lambda: served.ask("GET", f"/api/v1/workspaces/{ours}").status == 404)
+        until(lambda: state(served)["state"] == "ready")
 
         row = served.get(f"/workspaces/{theirs}")
 
         assert (row["status"], row["lifecycle"], row["expires_at"]) == ("ready", "persistent", None)
         assert ask(served, "echo", text="still here") == "still here"
-        time.sleep(1)  # it is told once all of the other one is gone
 
 
 @pytest.mark.scenario("LIF-23")
