@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 from collections.abc import Iterator
@@ -47,6 +48,31 @@ def test_a_run_is_started_followed_and_shown(served: Served) -> None:
     assert (listed["id"], listed["exit_code"]) == (run["id"], 0)
     assert served.get("/runs?state=failed") == {"runs": [], "next": None}
     assert served.refused("POST", f"/runs/{run['id']}/cancel") == (409, "run.elsewhere")
+
+
+def test_no_answer_shows_a_secret_of_a_run(project: Project) -> None:
+    token = "npm_A8s7df6A9s8d7f6as8d7fQ"
+    project.env["CI_TOKEN"] = token
+    project.script(
+        """
+        echo "plain $TOKEN"; printf %s "$TOKEN" | base64 >&2; echo "a$TOKEN" >file; echo "$TOKEN" >$RUNNER_OUTPUT/r.md
+        echo "error of $TOKEN" >&2; exit 3
+        """,
+        agent="secrets: [{name: TOKEN, from: {env: CI_TOKEN}, steps: [agent]}]",
+    )
+    with serving(project, "--manifests", str(project.folder), "--listen", "127.0.0.1:0") as served:
+        id = served.post("/runs", {})["runs"][0]["id"]
+        raw = served.ask("GET", f"/api/v1/runs/{id}/events").raw
+        names = [one["name"] for one in served.get(f"/runs/{id}/artifacts")["artifacts"]]
+        paths = ("", "/logs", "/report", "/artifacts", *(f"/artifacts/{name}" for name in names))
+        shown = {path: served.ask("GET", f"/api/v1/runs/{id}{path}") for path in paths}
+
+    assert b"plain [redacted:TOKEN]\n" in shown["/logs"].raw
+    assert {one.status for one in shown.values()} == {200}
+    assert len(names) > 3
+    for form in (token.encode(), base64.b64encode(token.encode())[:-4], token.encode().hex().encode()):
+        assert form not in raw
+        assert [path for path, one in shown.items() if form in one.raw] == []
 
 
 def test_a_second_request_with_a_key_starts_nothing(project: Project) -> None:
