@@ -243,7 +243,8 @@ def _how_it_ended(pods: Sequence[Object]) -> str:
 
 
 def _last(said: str) -> str:
-    """Return the error that a worker has printed, else its last line."""
+    """Return the error that a worker has printed with its hint, else its last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error[")]
-    return f": {sanitize((errors or lines)[-1], _LAST)}" if lines else ""
+    begins = next((at for at, line in enumerate(lines) if line.startswith("error[")), len(lines) - 1)
+    text = sanitize(" ".join(lines[begins:]), _LAST * 10)
+    return f": {text if len(text) <= 2 * _LAST else f'{text[:_LAST]} ... {text[-_LAST:]}'}" if lines else ""

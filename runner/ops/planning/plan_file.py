@@ -17,14 +17,14 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.compiler import read_runs, run_faults
+from runner.compiler import plan_digest, read_runs, run_faults
 from runner.core import codec
 from runner.core.errors import BadPlanFile, Cycle, OpenPlan, Place
 from runner.core.sanitize import excerpt
 from runner.manifest import STDIN
 from runner.manifest.load import DEFAULTS
 from runner.ops.planning.files import read_file, texts_of
-from runner.ops.planning.make_plan import PlanResult, Request
+from runner.ops.planning.make_plan import PlanResult, Request, decided_by
 from runner.ops.planning.stored_projects import RECORD
 from runner.plan.model import FORMAT, RunPlan
 from runner.ports.provider import Probe
@@ -97,10 +97,13 @@ def save(planned: PlanResult, to: Path) -> None:
 def text_of(planned: PlanResult, run: RunPlan) -> str:
     """Return the text of a plan with one run of this plan, which needs no other any more."""
     name = run.name
+    facts = replace(planned.facts, runs={name: planned.facts.of(name)})
+    documents = {key: document.data for key, document in planned.documents.items()}
+    digest = plan_digest(facts, documents=decided_by(planned.request, documents), settings=planned.settings)
     alone = replace(
         planned,
-        plan=replace(planned.plan, runs=(replace(run, needs=()),)),
-        facts=replace(planned.facts, runs={name: planned.facts.of(name)}),
+        plan=replace(planned.plan, digest=digest, runs=(replace(run, needs=()),)),
+        facts=facts,
         wanted={name: planned.wanted[name]},
         secrets={name: planned.secrets[name]} if name in planned.secrets else {},
     )

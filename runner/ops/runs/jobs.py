@@ -308,6 +308,8 @@ class SubmittedRuns:
             except RunUnfinished as error:
                 if run.error is not None:
                     raise run.error from error
+                with suppress(ProviderFailed):
+                    await self._look()
                 why = self._state(run).why
                 hint = f"`runner recover {run.id}` ends it"
                 raise JobLost(f"{error.message}" + (f": {why}" if why else ""), hint=hint) from error

@@ -258,6 +258,7 @@ CHANGES: dict[tuple[str, str], tuple[Path_, Any]] = {
     ("Project", "protected_paths"): (("protected_paths",), ["README"]),
     ("Project", "policy"): (("policy",), "two"),
     ("Project", "requires_runner"): (("requires_runner",), ">=99"),
+    ("Project", "queue"): (("queue",), "team-a"),
     ("IncidentRun", "project"): (("project",), "two"),
     ("IncidentRun", "matrix.max_parallel"): (("matrix",), {"incident": ["incident"], "max_parallel": 1}),
     ("IncidentRun", "matrix.incident"): (("matrix",), {"incident": ["incident"]}),

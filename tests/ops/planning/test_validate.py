@@ -132,6 +132,7 @@ ELSEWHERE = {
     "host.": "what a host forbids",
     "image.": "what a daemon, a network or an image holds",
     "init.": "what is in the way of new files",
+    "job.": "a cluster, and what of this host it does not see",
     "lease.": "who else uses a workspace",
     "manifest.not-convertible": "an older version: tests/cases/convert/refused.txt",
     "manifest.rejected": "the name of a whole report",

@@ -151,7 +151,12 @@ def test_a_job_that_never_starts_is_told_and_leaves_nothing(
     ("what", "said", "words"),
     [
         ("quota", 'pods "x" is forbidden: exceeded quota: small, used: pods=3', "exceeded quota: small, used: pods=3"),
-        ("unschedulable", "0/3 nodes are available: 3 Insufficient memory.", "0/3 nodes are available"),
+        pytest.param(
+            "unschedulable",
+            "0/3 nodes are available: 3 Insufficient memory.",
+            "0/3 nodes are available",
+            marks=pytest.mark.nightly,
+        ),
         ("queue", "", "it waits in queue `team-a`"),
     ],
     ids=["quota", "no node", "queue"],
@@ -251,16 +256,15 @@ def test_a_worker_that_dies_is_told_of_and_its_run_recovered_from_here(project: 
     api("DELETE", f"{JOBS}/runner-{run}")  # which takes the pods of its workspaces along
 
 
-@pytest.mark.nightly
 def test_runs_that_need_each_other_are_jobs_in_their_order_with_their_outputs(project: Project) -> None:
-    first = 'echo 42 > "$RUNNER_OUTPUT/answer"'
-    second = 'test "$ANSWER" = 42 && echo "it was $ANSWER"'
-    place = f"providers: [kubernetes], base_image: {dockerd.IMAGE}"
+    place = f"providers: [kubernetes], base_image: '{dockerd.image_id()}'"
     project.write(
-        project.worker("asks", first, place),
-        project.worker("reads", second, place, 'env: {ANSWER: "{{ outputs.first.answer }}"}\n'),
+        project.worker("asks", 'echo 42 > "$RUNNER_OUTPUT/answer"', place),
+        project.worker("reads", "cat", place),
         document("IncidentRun", "first", "agent_type: asks\noutputs: {answer: {file: answer}}"),
-        document("IncidentRun", "second", "agent_type: reads\nneeds: [first]"),
+        document(
+            "IncidentRun", "second", "agent_type: reads\nneeds: [first]\nprompt: 'it was {{ outputs.first.answer }}'"
+        ),
     )
 
     done = project.runner("apply", str(project.folder), "--on", "kubernetes")
@@ -278,3 +282,21 @@ def test_a_second_apply_with_the_same_key_makes_no_second_job(project: Project, 
     assert (first.code, again.code) == (0, 0), again.err
     assert "warning[run.attached]" in again.err
     assert len(project.json("runs", "list", "--all")) == 1
+
+
+def test_a_saved_plan_is_executed_under_the_id_that_somebody_chose_once(project: Project) -> None:
+    """What a Job runs, for whoever has another scheduler."""
+    project.script("echo done")
+    project.runner("plan", str(project.folder), "--save", "plan.json")
+    run = "7k3q9m2x4c6p"
+
+    alone = replace(project, env={}).runner("execute", "plan.json")
+    done = project.runner("execute", "plan.json", "--id", run)
+    again = project.runner("execute", "plan.json", "--id", run)
+    (project.folder / "plan.json").write_text((project.folder / "plan.json").read_text().replace("done", "other"))
+    changed = project.runner("execute", "plan.json")
+
+    assert (alone.code, alone.errors) == (2, ["job.unfit", "job.unfit"])
+    assert (done.code, newest(project)["id"]) == (0, run), done.err
+    assert (again.code, f"there is a run `{run}` already" in again.err) == (2, True)
+    assert (changed.code, "is not a saved plan" in changed.err or "was changed" in changed.err) == (2, True)
