@@ -1,6 +1,6 @@
 #!/bin/sh
 # The network of the tests' cluster, as a kubelet asks for it (CNI): an interface that leads nowhere, as a policy would
-# leave it, or with a file `open` beside this script one that reaches the node.
+# leave it, or with a file `open` beside this script one that reaches the node. Pods of Jobs (`runner-RUN-xxxxx`) always do.
 set -eu
 folder=$(dirname "$(readlink -f "$0")")
 inside() { nsenter --net="$CNI_NETNS" "$@"; }
@@ -14,14 +14,16 @@ ADD)
     fi
     number=$(($(printf %d "0x$(printf %s "$CNI_CONTAINERID" | cut -c1-4)") % 64000 + 256))
     address=10.214.$((number / 256)).$((number % 256))
-    if [ -e "$folder/open" ]; then
+    open=$folder/open
+    case $CNI_ARGS\; in *K8S_POD_NAME=runner-????????????-?????\;*) open=$folder/workers ;; esac
+    if [ -e "$open" ]; then
         inside ip link add eth0 type veth peer name "rt$number"
         inside ip link set "rt$number" netns 1
         ip link set "rt$number" up
         ip route add "$address" dev "rt$number"
         inside ip address add "$address/32" dev eth0
         inside ip link set eth0 up
-        inside ip route add "$(cat "$folder/open")" dev eth0
+        inside ip route add "$(cat "$open")" dev eth0
     else
         inside ip link add eth0 type bridge
         inside ip address add "$address/32" dev eth0

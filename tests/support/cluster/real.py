@@ -1,7 +1,7 @@
 """A real cluster on this machine: etcd, an API server, a scheduler, controllers, and a kubelet on a docker daemon.
 
 Each test process that asks has one, with an address of its own for its only node. Pods get an interface that leads
-nowhere (``cni.sh``), since no network plug-in that enforces policies runs here.
+nowhere (``cni.sh``), since no network plug-in that enforces policies runs here; those of Jobs reach the node.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tests.support import components, dockerd
@@ -28,7 +30,7 @@ NAMESPACE, CONTEXT = "agents", "built"
 PAUSE = "runner-tests-pause:1"
 _READY = 120.0  # seconds
 _HERE = Path(__file__).parent
-_CONTROLLERS = ("--controllers=namespace,serviceaccount,garbagecollector,job,podgc,nodelifecycle",)
+_CONTROLLERS = ("--controllers=namespace,serviceaccount,serviceaccount-token,garbagecollector,job,podgc,nodelifecycle",)
 
 
 def _missing() -> str | None:
@@ -54,12 +56,22 @@ class Cluster:
         self._etcd = free_port()
         self._token = secrets.token_hex(16)
 
+    @contextmanager
+    def reached(self, *ports: int) -> Iterator[None]:
+        """Let workers of Jobs reach ports of this host's loopback, at the node's address."""
+        with ExitStack() as stack:
+            for port in ports:
+                listener = stack.enter_context(socket.create_server((self.address, port)))
+                stack.callback(listener.shutdown, socket.SHUT_RDWR)
+                threading.Thread(target=_forward, args=(listener, port), daemon=True).start()
+            yield
+
     @property
     def server(self) -> str:
         return f"https://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        certificates(self.folder)
+        certificates(self.folder, f"127.0.0.1,IP:{self.address}")
         key = self.folder / "accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
         (self.folder / "tokens").write_text(f"{self._token},admin,admin,system:masters\n")
@@ -76,11 +88,16 @@ class Cluster:
         self.start_server()
         for name in ("kube-scheduler", "kube-controller-manager"):
             own = ("--port=0", "--secure-port=0", f"--kubeconfig={self.kubeconfig}", "--leader-elect=false")
-            more = (f"--service-account-private-key-file={key}", *_CONTROLLERS) if "controller" in name else ()
+            accounts = (f"--service-account-private-key-file={key}", f"--root-ca-file={self.folder / 'ca.pem'}")
+            more = (*accounts, *_CONTROLLERS) if "controller" in name else ()
             self._spawn(name, [*own, *more])
         self.start_kubelet()
         self.wait("node", self._is_ready)
         self.kubectl("create", "namespace", NAMESPACE)
+        self.wait(
+            "account", lambda: "secrets:" in self.kubectl("get", "sa", "default", "-n", NAMESPACE, "--output=yaml")
+        )
+        (network / "workers").write_text(self.address)
 
     def _is_ready(self) -> bool:
         found = self.kubectl("get", "node", "n1", "--output=json")
@@ -114,7 +131,7 @@ class Cluster:
             f"--secure-port={self.port}",
             f"--token-auth-file={self.folder / 'tokens'}",
             *("--bind-address=127.0.0.1", "--insecure-port=0", "--authorization-mode=RBAC"),
-            *("--disable-admission-plugins=ServiceAccount", "--kubelet-preferred-address-types=InternalIP"),
+            "--kubelet-preferred-address-types=InternalIP",
         ]
         self._spawn("kube-apiserver", words)
         self.wait("API server", lambda: self.kubectl("get", "--raw=/readyz") == "ok")
@@ -197,6 +214,29 @@ class Cluster:
         }
         file.touch(mode=0o600)
         file.write_text(json.dumps(document))
+
+
+def _forward(listener: socket.socket, port: int) -> None:
+    with suppress(OSError):  # it is shut down
+        while True:
+            outer, _ = listener.accept()
+            threading.Thread(target=_pass, args=(outer, port), daemon=True).start()
+
+
+def _pass(outer: socket.socket, port: int) -> None:
+    with outer, suppress(OSError), socket.create_connection(("127.0.0.1", port)) as inner:
+        back = threading.Thread(target=_carry, args=(inner, outer), daemon=True)
+        back.start()
+        _carry(outer, inner)
+        back.join()
+
+
+def _carry(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
 
 
 @contextmanager
