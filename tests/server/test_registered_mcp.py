@@ -213,7 +213,7 @@ def test_limits_hold_for_a_server(project: Project, provider: str) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("provider", ["local", "docker"])
+@pytest.mark.parametrize("provider", ["local", "docker", "gvisor"])
 def test_a_killed_host_leaves_nothing_that_recover_does_not_end(project: Project, provider: str) -> None:
     project.env |= {"WORKSPACE_PROVIDERS": provider} | ({} if provider == "local" else {"DOCKER_HOST": dockerd.host()})
     file = write(project, **({} if provider == "local" else {"image": dockerd.IMAGE}))

@@ -155,7 +155,7 @@ def planned_server(server: McpServer) -> PlannedServer:
         hosted=hosted is not None,
         command=digest(command) if server.remote is None else "",
         image=hosted.image if hosted is not None else None,
-        limits=hosted.limits if hosted is not None else None,
+        limits=hosted.limits if hosted is not None and hosted.provider else None,  # known with its place
         limits_origin=hosted.limits_origin if hosted is not None else "",
         ends_whole=hosted is not None and hosted.ends_whole,
         lines=tuple(reached),
