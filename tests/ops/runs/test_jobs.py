@@ -82,10 +82,15 @@ def newest(project: Project) -> dict[str, Any]:
     return found
 
 
-def test_a_run_that_is_a_job_is_watched_and_delivered_from_here(project: Project) -> None:
-    plays(project, WORK, run="snapshot: {}")
+def test_a_saved_plan_that_is_a_job_is_watched_and_delivered_from_here(project: Project) -> None:
+    """The secret of its agent is in the cluster only."""
+    script = f'test "$TOKEN" = not-in-any-plan || exit 1\n{WORK}'
+    agent = "secrets: [{name: TOKEN, from: {env: TOKEN}, steps: [agent]}]"
+    plays(project, script, agent=agent, run="snapshot: {}")
+    project.runner("plan", str(project.folder), "--save", "plan.json")
+    project.manifest.unlink()
 
-    done = project.runner("apply", str(project.folder), "--on", "kubernetes")
+    done = project.runner("apply", "plan.json", "--on", "kubernetes")
 
     assert done.code == 0, done.out + done.err
     assert "   | the agent works in a pod" in done.out
