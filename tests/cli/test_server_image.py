@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 from docker import APIClient
 
-from tests.support import agent_image, dockerd
+from runner import __version__
+from tests.support import agent_image, dockerd, server_image
 from tests.support.situations import until
-from tests.support.wheel import make_wheel
+from tests.support.wheel import ROOT
 
 pytestmark = [dockerd.DOCKER.mark, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-TAG = "plan-runner:tests"
+TAG = server_image.TAG
 HOME = "/var/lib/plan-runner"
 MANIFESTS = """\
 apiVersion: runner/v1
@@ -35,27 +40,19 @@ kind: IncidentRun
 metadata: {{name: hello}}
 spec: {{agent_type: worker}}
 """
-ASK = """\
-import json, sys, urllib.request
-url, token, body = sys.argv[1:]
-headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-request = urllib.request.Request(f"http://127.0.0.1:8700{url}", body.encode() or None, headers)
-print(urllib.request.urlopen(request).read().decode())
-"""
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dockerd.Daemon]:
-    """A daemon that has the image, of this checkout's wheel."""
-    folder = tmp_path_factory.mktemp("server-image")
-    wheel = make_wheel(folder, platform.machine())
-    with agent_image.building(folder / "docker") as daemon:
-        env = {**os.environ, "DOCKER_HOST": daemon.host}
-        words = ["--wheel", str(wheel), "--tag", TAG, "--network", "host", "--ca", str(agent_image.CA)]
-        subprocess.run([sys.executable, "-m", "runner", "image", "build", "--server", *words], check=True, env=env)
-        with daemon.client() as client:
-            repository, _, tag = dockerd.IMAGE.partition(":")
-            client.import_image_from_data(dockerd.root_file_system(), repository=repository, tag=tag)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel is made."""
+    return tmp_path_factory.mktemp("server-image")
+
+
+@pytest.fixture(scope="module")
+def daemon(folder: Path) -> Iterator[dockerd.Daemon]:
+    """A daemon that has the image."""
+    with server_image.building(folder) as daemon:
+        daemon.make_image()
         yield daemon
 
 
@@ -87,10 +84,8 @@ class Container:
         assert self.client.exec_inspect(started)["ExitCode"] == 0, out
         return out
 
-    def ask(self, token: str, url: str, body: object = None) -> dict[str, object]:
-        text = "" if body is None else json.dumps(body)
-        answer: dict[str, object] = json.loads(self.run("python3", "-c", ASK, url, token, text))
-        return answer
+    def ask(self, method: str, path: str, token: str, body: object = None) -> Any:
+        return json.loads(self.run(*server_image.asking(method, path, token, body)))
 
     def logs(self) -> str:
         return str(self.client.logs(self.id).decode())
@@ -121,10 +116,9 @@ def test_a_server_in_a_container_does_a_run(daemon: dockerd.Daemon, provider: st
         try:
             until(lambda: "listening on http://0.0.0.0:8700" in server.logs(), 60)
             token = server.run("runner", "token", "create", "ci", "--scope", "admin").strip()
-            started = server.ask(token, "/api/v1/runs", {})
-            [run] = started["runs"]  # type: ignore[misc]
-            until(lambda: server.ask(token, f"/api/v1/runs/{run['id']}").get("exit_code") is not None, 120)
-            assert "hello" in server.run("runner", "runs", "logs", str(run["id"]))
+            [run] = server.ask("POST", "/runs", token, {})["runs"]
+            until(lambda: server.ask("GET", f"/runs/{run['id']}", token)["exit_code"] is not None, 120)
+            assert "hello" in server.run("runner", "runs", "logs", run["id"])
             assert server.run("id", "-u").strip() == "1000"
             server.run("python3", "/opt/plan-runner/health.py")
         finally:
@@ -159,3 +153,36 @@ def test_nothing_is_left_of_what_builds_and_the_user_is_an_ordinary_one(daemon: 
     assert about["Config"]["Entrypoint"] == ["runner"]
     assert 0.2e9 < about["Size"] < 0.5e9
     assert str(agent_image.CA) not in history
+
+
+def test_an_index_gives_this_version_and_nothing_of_its_settings_stays(
+    daemon: dockerd.Daemon, folder: Path, tmp_path: Path
+) -> None:
+    """As somebody has it whose runner came from there: their index, with a token, is named by pip's settings."""
+    served, record = tmp_path / "index" / "plan-runner", tmp_path / "site" / f"plan_runner-{__version__}.dist-info"
+    for directory in (served, record):
+        directory.mkdir(parents=True)
+    [wheel] = folder.glob("*.whl")
+    shutil.copy(wheel, served)
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: plan-runner\nVersion: {__version__}\n")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(served.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as index:
+        Thread(target=index.serve_forever, daemon=True).start()
+        url = f"http://me:index-token@127.0.0.1:{index.server_port}/"
+        (tmp_path / "pip.conf").write_text(f"[global]\nextra-index-url = {url}\n")
+        words = ["--tag", "plan-runner:index", "--pip-conf", str(tmp_path / "pip.conf"), "--network", "host"]
+        env = {**os.environ, "DOCKER_HOST": daemon.host, "PYTHONPATH": f"{record.parent}:{ROOT}"}
+        build = [sys.executable, "-m", "runner", "image", "build", "--server", "--ca", str(agent_image.CA), *words]
+        subprocess.run(build, check=True, env=env, cwd="/")
+        index.shutdown()
+    with daemon.client() as client:
+        about = json.dumps([client.history("plan-runner:index"), client.inspect_image("plan-runner:index")])
+        stages = client.images(filters={"dangling": True, "label": "plan-runner.stage"})
+        done = client.create_container("plan-runner:index", ["--version"])["Id"]
+        client.start(done)
+        code, out = client.wait(done)["StatusCode"], client.logs(done).decode()
+        client.remove_container(done)
+        client.remove_image("plan-runner:index")
+    assert (code, out.strip()) == (0, f"runner {__version__}")
+    assert "index-token" not in about
+    assert stages == []

@@ -107,12 +107,17 @@ def _find(run: str, what: str, settings: Settings, out: Output) -> StoredRun:
     import trio
 
     from runner.cli.signals import run_cancellable
-    from runner.core.errors import RunnerError
+    from runner.core.errors import ArtifactsMissing, RunnerError
     from runner.ops.runs.fetched import read_back
-    from runner.ops.runs.history import find_run
+    from runner.ops.runs.history import find_run, is_here
 
     stored = trio.run(find_run, settings, run)
     if what == "network" or settings.artifacts is None:
+        if what in ("logs", "patch") and not is_here(settings, stored.record.id):
+            raise ArtifactsMissing(
+                f"the files of run `{stored.record.id}` are not in `{settings.home}`",
+                hint="ask the host that it ran on; RUNNER_ARTIFACTS names a place for the files of all hosts",
+            )
         return stored
     try:
         run_cancellable(partial(read_back, stored, settings, whole=what in _deliver.VERBS))

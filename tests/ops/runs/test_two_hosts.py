@@ -60,6 +60,7 @@ def test_a_run_that_lives_on_another_host_is_not_touched(hosts: tuple[Project, P
         everything, this = there.runner("recover"), there.runner("recover", run)
         listed = there.json("runs", "list", "--all")
         leases = there.json("lease", "list")
+        logs = there.runner("runs", "logs", run)
         collected = there.runner("gc")
 
         assert (everything.code, everything.out) == (0, "nothing to recover\n")
@@ -67,6 +68,7 @@ def test_a_run_that_lives_on_another_host_is_not_touched(hosts: tuple[Project, P
         assert f"run `{run}` is worked on by process {runner.pid} of host" in this.err
         assert [row["status"] for row in listed] == ["running"]
         assert [lease["state"] for lease in leases] == ["live"]
+        assert "error[artifacts.missing]" in logs.err
         assert collected.code == 0
         assert runner.poll() is None
         assert not (there.home / "state" / "runs" / run).exists()

@@ -20,7 +20,7 @@ ADD)
         inside ip link add eth0 type veth peer name "rt$number"
         inside ip link set "rt$number" netns 1
         ip link set "rt$number" up
-        ip route add "$address" dev "rt$number"
+        ip route add "$address" dev "rt$number" src "$(cat "$open")"
         inside ip address add "$address/32" dev eth0
         inside ip link set eth0 up
         inside ip route add "$(cat "$open")" dev eth0

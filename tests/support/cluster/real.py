@@ -30,7 +30,10 @@ NAMESPACE, CONTEXT = "agents", "built"
 PAUSE = "runner-tests-pause:1"
 _READY = 120.0  # seconds
 _HERE = Path(__file__).parent
-_CONTROLLERS = ("--controllers=namespace,serviceaccount,serviceaccount-token,garbagecollector,job,podgc,nodelifecycle",)
+_CONTROLLERS = (
+    "--controllers=namespace,serviceaccount,serviceaccount-token,garbagecollector,job,podgc,nodelifecycle,"
+    "statefulset,endpoint,persistentvolume-binder,disruption",
+)
 
 
 def _missing() -> str | None:
@@ -58,7 +61,7 @@ class Cluster:
 
     @contextmanager
     def reached(self, *ports: int) -> Iterator[None]:
-        """Let workers of Jobs reach ports of this host's loopback, at the node's address."""
+        """Let pods that reach their node, as workers of Jobs do, reach ports of this host's loopback there."""
         with ExitStack() as stack:
             for port in ports:
                 listener = stack.enter_context(socket.create_server((self.address, port)))
@@ -93,11 +96,13 @@ class Cluster:
             self._spawn(name, [*own, *more])
         self.start_kubelet()
         self.wait("node", self._is_ready)
-        self.kubectl("create", "namespace", NAMESPACE)
-        self.wait(
-            "account", lambda: "secrets:" in self.kubectl("get", "sa", "default", "-n", NAMESPACE, "--output=yaml")
-        )
+        self.make_namespace(NAMESPACE)
         (network / "workers").write_text(self.address)
+
+    def make_namespace(self, name: str) -> None:
+        """Make one that takes pods: they need its default account."""
+        self.kubectl("create", "namespace", name)
+        self.wait("account", lambda: "secrets:" in self.kubectl("get", "sa", "default", "-n", name, "--output=yaml"))
 
     def _is_ready(self) -> bool:
         found = self.kubectl("get", "node", "n1", "--output=json")
