@@ -41,7 +41,7 @@ async def resolve(objects: ClusterObjects, name: str, when: Pull) -> str:
             await sandbox.wait_for(pod.FIRST)
             found = sandbox.image_of(pod.FIRST)
         finally:
-            await sandbox.delete(grace=0)  # no work is in it, and old kubelets take a minute for one
+            await sandbox.delete(grace=0)
     if known := _DIGEST.fullmatch(found) or _ID.fullmatch(found):
         return known[1]
     raise ImageMissing(f"node {sandbox.node} says of image `{excerpt(name)}` only `{excerpt(found)}`")

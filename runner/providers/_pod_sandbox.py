@@ -52,7 +52,7 @@ class PodSandbox:
         self._pod: Object = {}
         self._changed = trio.Event()
         self._is_gone = False
-        self._has_started = False
+        self.has_started = False
         self._is_ending = False
         self._bridge: BridgeStream | None = None
 
@@ -142,7 +142,7 @@ class PodSandbox:
             return WorkspaceLost(f"somebody deleted pod `{self.name}` of {self.what}")
         if ended:
             return WorkspaceLost(f"the guest of {self.what} has ended: {ended.get('reason')}")
-        if self._has_started and self._lacks_node():
+        if self.has_started and self._lacks_node():
             return WorkspaceLost(f"node {self.node}, which runs {self.what}, does not answer")
         return None
 
@@ -184,7 +184,7 @@ class PodSandbox:
 
     def started(self) -> None:
         """From now on a pod that is not ready has lost its node."""
-        self._has_started = True
+        self.has_started = True
 
     async def wait_ended(self, container: str, seconds: float) -> bool:
         with trio.move_on_after(seconds):
@@ -294,7 +294,8 @@ class PodSandbox:
     async def delete(self, *, grace: int = 1) -> None:
         """Delete the pod, and wait until nothing of it runs. Raises ``Escaped``, ``ProviderFailed``.
 
-        With a ``grace`` of 0 the cluster forgets it at once, and its node ends it later.
+        With a ``grace`` of 0 the cluster forgets it at once, and its node ends it later: for one in which no command
+        has run, since old kubelets take a minute for one that is not ready.
         """
         self._is_ending = True
         await self._objects.delete(self._path, grace=grace)

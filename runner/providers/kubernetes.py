@@ -228,7 +228,7 @@ class KubernetesProvider:
                             yield workspace
                     finally:
                         with trio.CancelScope(shield=True):
-                            await sandbox.delete()
+                            await sandbox.delete(grace=1 if sandbox.has_started else 0)
         finally:
             self._measures.pop(handle.id, None)
             with trio.CancelScope(shield=True):
