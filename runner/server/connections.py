@@ -79,6 +79,9 @@ class Connection(TCPServer):
                     self.resting[self] = None
                 else:
                     self.head, self.asked = None, True
+            if isinstance(event, Closed):
+                async with self.send_lock:
+                    pass  # an answer that is on its way goes out first
             await super().protocol_send(event)
             return
         data = event.data

@@ -261,6 +261,7 @@ def test_a_worker_that_dies_is_told_of_and_its_run_recovered_from_here(project: 
     api("DELETE", f"{JOBS}/runner-{run}")  # which takes the pods of its workspaces along
 
 
+@pytest.mark.nightly
 def test_runs_that_need_each_other_are_jobs_in_their_order_with_their_outputs(project: Project) -> None:
     place = f"providers: [kubernetes], base_image: '{dockerd.image_id()}'"
     project.write(
