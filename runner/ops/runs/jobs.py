@@ -73,6 +73,7 @@ _PAUSE = 5.0  # seconds until a quota is tried again
 _ASKED = 3  # Jobs without a pod whose events are read at each look
 _ENDLESS = "1000000"  # workspaces: in a cluster its quotas count
 _BATCH = "batch/v1"
+_CANCELLED = 130  # as a run ends that is cancelled
 
 
 class JobRun(Struct, eq=False, kw_only=True):
@@ -90,7 +91,15 @@ class JobRun(Struct, eq=False, kw_only=True):
     looked: float = -math.inf
 
     def sink(self, recorded: Recorded) -> None:
-        self.begun = True
+        if not self.begun:
+            self.begun = True
+            self.asked.set()  # a stop may have come too early for its worker
+
+    def stopped(self, when: str) -> JobNotStarted:
+        """Return the error of a run that somebody has stopped here before it had a record."""
+        error = JobNotStarted(f"run `{self.plan.name}` was stopped before {when}")
+        error.exit_code = _CANCELLED
+        return error
 
 
 class SubmittedRuns:
@@ -109,7 +118,7 @@ class SubmittedRuns:
     ) -> None:
         self._planned, self._settings, self._store, self._objects = planned, settings, store, objects
         self._sinks, self._key, self._advise = sinks, key, advise
-        self._submission = run_id(secrets.token_bytes(8))
+        self._submission = self._id("")
         self._states: dict[str, job.JobState] = {}  # by run
         self._told: set[str] = set()
         self.runs = {plan.name: JobRun(id=self._id(plan.name), plan=plan) for plan in planned.plan.runs}
@@ -145,10 +154,11 @@ class SubmittedRuns:
         run = self.runs[name]
         try:
             async with self._rooms[run.plan.group]:
-                if (why := self._blocker(run)) is not None:
-                    run.record = await self._skip(run, why)
-                    return
-                await self._make(run)
+                if not await self._attach(run):
+                    if (why := self._blocker(run)) is not None:
+                        run.record = await self._skip(run, why)
+                        return
+                    await self._make(run)
                 record = await self._follow(run)
                 run.record = await self._bring_back(run, record)
         except RunnerError as error:
@@ -175,19 +185,28 @@ class SubmittedRuns:
 
     # --- Jobs ------------------------------------------------------------------------------------
 
+    async def _attach(self, run: JobRun) -> bool:
+        """Tell whether the store has this run already, from an earlier call with its key."""
+        if self._key is None or not await self._store.events(run.id):
+            return False
+        said = f"run `{run.id}` has the name `{run.plan.name}` and the key `{excerpt(self._key)}`"
+        self._advise(Attached(f"{said}: attached to it, nothing is started"))
+        return True
+
     async def _make(self, run: JobRun) -> None:
-        """Make the Job of a run, and its plan; of one that the store has already, nothing."""
-        if self._key is not None and await self._store.events(run.id):
-            said = f"run `{run.id}` has the name `{run.plan.name}` and the key `{excerpt(self._key)}`"
-            self._advise(Attached(f"{said}: attached to it, nothing is started"))
-            return
+        """Make the Job of a run, and its plan: both, or nothing."""
         needed = [(self.runs[need].plan, record) for need in run.plan.needs if (record := self.runs[need].record)]
         outputs = outputs_for(run.plan, needed, self._settings)
         text = text_of(self._planned, replace(run.plan, values={**run.plan.values, "outputs": outputs}))
         require_size(run.plan, text)
         try:
             made = await self._create(run)
-            await self._objects.create(self._objects.path("configmaps"), job.plan_map(run.id, text, made))
+            try:
+                await self._objects.create(self._objects.path("configmaps"), job.plan_map(run.id, text, made))
+            except BaseException:  # its pod would wait for the plan until its time is over
+                with trio.CancelScope(shield=True):
+                    await self._delete(run)
+                raise
         except Refused as error:
             hint = "see `runner cluster manifest`: what its account `runner-submitter` may do is needed here"
             raise JobNotStarted(f"run `{run.plan.name}` cannot be a Job: {error.message}", hint=hint) from error
@@ -202,17 +221,16 @@ class SubmittedRuns:
                 if not job.is_quota(error.message):
                     raise
                 hint = "it is made when others are gone; Ctrl-C gives it up"
-                self._tell(
-                    run, job.JobState(waits=f"the quota of the namespace is used up: {error.message}", hint=hint)
-                )
+                waits = f"the quota of the namespace is used up: {error.message}"
+                self._tell(run, job.JobState(waits=waits, hint=hint))
                 with trio.move_on_after(_PAUSE):
                     await run.asked.wait()
                 if run.stops:
-                    raise JobNotStarted(f"run `{run.plan.name}` was stopped before its Job was made") from error
+                    raise run.stopped("its Job was made") from error
                 continue
-            assert made is not None  # ``again`` returns the one that is there
-            run.made = True
-            return made
+            if made is not None:  # or the earlier one of its name is gone by now
+                run.made = True
+                return made
 
     def _shape(self, run: JobRun) -> job.JobShape:
         settings, plan = self._settings, run.plan
@@ -326,8 +344,7 @@ class SubmittedRuns:
             return await is_run_lost(self._store, self._settings.home, run.id)
         state, name = self._state(run), run.plan.name
         if run.stops:
-            run.error = JobNotStarted(f"run `{name}` was stopped before it began")
-            run.error.exit_code = 130
+            run.error = run.stopped("it began")
         elif state.hopeless:
             run.error = JobNotStarted(f"the Job of run `{name}` does not start: {state.hopeless}", hint=state.hint)
         elif state.over:
