@@ -24,6 +24,7 @@ from runner.core.errors import (
     UnfitSecret,
 )
 from runner.core.redact import Redactor
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ports.cluster import ClusterGrant, ClusterRequest, ClusterSession
 
@@ -56,6 +57,9 @@ def workspace_place(settings: Settings) -> ClusterPlace:
     kubeconfig = settings.variables.get("KUBECONFIG") or (str(usual) if usual.exists() else None)
     if kubeconfig is None and not settings.variables.get("KUBERNETES_SERVICE_HOST"):
         raise ProviderFailed("no kubeconfig names a cluster", hint="set KUBECONFIG, or write ~/.kube/config")
+    if kubeconfig is None and settings.kubernetes_context is not None:
+        message = f"context `{excerpt(settings.kubernetes_context)}` is one of a kubeconfig, and none is here"
+        raise ProviderFailed(message, hint="set KUBECONFIG, or name no context: then it is the cluster of this pod")
     return ClusterPlace(kubeconfig, settings.kubernetes_context, settings.kubernetes_namespace)
 
 

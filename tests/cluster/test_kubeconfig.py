@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from runner.cluster.clusters import workspace_place
 from runner.cluster.kubeconfig import ClusterTarget, read_target
-from runner.core.errors import BadKubeconfig, KubeconfigRefused, RunnerError, UnknownContext
+from runner.core.errors import BadKubeconfig, KubeconfigRefused, ProviderFailed, RunnerError, UnknownContext
+from runner.core.settings import Settings
 from tests.skills.api_server import Cluster
 from tests.support.folder_contents import put
 from tests.support.kubernetes import CONTEXT, NAMESPACE, TOKEN, Api
@@ -293,3 +295,13 @@ def test_a_kubeconfig_that_anybody_can_change_is_refused(api: Api, tmp_path: Pat
 
     with pytest.raises(KubeconfigRefused, match="can be changed by anybody"):
         read(path)
+
+
+def test_a_context_is_not_passed_over_where_a_pod_has_no_kubeconfig(tmp_path: Path) -> None:
+    pod = {"HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": "10.0.0.1", "RUNNER_KUBERNETES_NAMESPACE": NAMESPACE}
+
+    place = workspace_place(Settings.from_env(pod))
+    with pytest.raises(ProviderFailed, match="context `staging` is one of a kubeconfig, and none is here"):
+        workspace_place(Settings.from_env({**pod, "RUNNER_KUBERNETES_CONTEXT": "staging"}))
+
+    assert (place.kubeconfig, place.namespace) == (None, NAMESPACE)
