@@ -60,7 +60,14 @@ class Container:
     """A container of the image with a read-only root, no capability, and a volume as its home."""
 
     def __init__(
-        self, client: APIClient, words: list[str], *, binds: list[str], unconfined: bool = False, **more: object
+        self,
+        client: APIClient,
+        words: list[str],
+        *,
+        binds: list[str],
+        unconfined: bool = False,
+        env: dict[str, str] | None = None,
+        **more: object,
     ) -> None:
         self.client = client
         self.volume = client.create_volume()["Name"]
@@ -75,7 +82,7 @@ class Container:
         )
         if unconfined:  # what the command line calls systempaths=unconfined
             options |= {"MaskedPaths": [], "ReadonlyPaths": []}
-        self.id = client.create_container(TAG, words or None, host_config=options)["Id"]
+        self.id = client.create_container(TAG, words or None, environment=env, host_config=options)["Id"]
         client.start(self.id)
 
     def run(self, *words: str) -> str:
@@ -127,8 +134,9 @@ def test_a_server_in_a_container_does_a_run(daemon: dockerd.Daemon, provider: st
 
 
 def test_the_command_serves_and_the_health_check_sees_it(daemon: dockerd.Daemon) -> None:
+    """Also where a proxy is named for what the server asks of others."""
     with daemon.client() as client:
-        server = Container(client, [], binds=[])
+        server = Container(client, [], binds=[], env={"http_proxy": "http://127.0.0.1:9"})
         try:
             until(lambda: client.inspect_container(server.id)["State"]["Health"]["Status"] == "healthy", 90)
         finally:
