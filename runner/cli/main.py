@@ -108,9 +108,19 @@ def _allow_files() -> None:
         )
 
 
+def _forbid_cores() -> None:
+    """Let no core be made of this process and what it starts: it would hold secrets.
+
+    The kernel feeds a program that takes cores (``core_pattern`` with a pipe) also where the limit is 0, but not at 1.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    most = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+
+
 def entry() -> int:
     """Run as a program: the process is our own, so collector and libraries are tuned for it."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold secrets; what we start inherits it
+    _forbid_cores()
     _allow_files()
     gc.set_threshold(200_000)  # importing makes much and drops little: one look at what a run imports takes 40 ms
     # Written, never read: no package that happens to be installed may hook into how manifests are validated.

@@ -35,7 +35,7 @@ from runner.network.http import LARGE_PLACES, Request, Response, serve_http
 from runner.ops.planning.make_plan import make_plan
 from runner.ports.agent import ModelAccess
 from runner.ports.gateway import Api
-from runner.steps.agent.model import MODEL_BUSY
+from runner.steps.agent.model import MODEL_BUSY, STANDS_FOR_KEY
 from tests.support import components, dockerd
 from tests.support.needs import AGENTS
 from tests.support.runs import apply
@@ -186,6 +186,9 @@ async def test_a_turn_with_a_tool_is_worked_off_and_the_key_is_nowhere(
     assert "made.txt" in (directory / "work.patch").read_text()
     assert CLIS[name][1].lower() in heard.decode(errors="replace").lower()
     assert places_with(KEY, project.home) == []
+    kept = directory / "output" / "home" / ".codex" / "auth.json"  # by the hook above; else it went with the sandbox
+    assert [*project.home.rglob("auth.json")] == ([kept] if name == "codex" else [])
+    assert name != "codex" or json.loads(kept.read_text())["OPENAI_API_KEY"] == STANDS_FOR_KEY
     assert (project.folder / "repo" / "said").exists()  # the repository is there, and nothing of it was obeyed
     obeyed = [path.name for path in directory.glob("output/obeyed*")]
     assert (obeyed == []) is (name != "goose")
@@ -217,19 +220,24 @@ async def test_a_turn_with_a_tool_is_worked_off_and_the_key_is_nowhere(
 async def test_an_agent_with_the_key_goes_where_this_host_has_its_api(
     project: Project, open_toolchain: Path, name: str
 ) -> None:
-    """A company's gateway is to have the requests, and the key, that would else go to the provider itself."""
+    """A company's gateway is to have the requests, and the key, that would else go to the provider itself.
+
+    What a CLI writes its key to, as ``codex login`` does, goes with the sandbox.
+    """
     workspace = f"providers: [process], toolchains: [{open_toolchain}]"
     write(project, f"agent: {name}\ncredentials: env\ntimeouts: {{agent: 60s}}", workspace)
     heard = bytearray()
 
-    turns = [Turn(run="echo made > $RUNNER_OUTPUT/made"), Turn(say="All done.")]
-    record = await work_off(project, name, turns, heard)
+    look = "stat -c '%a %s' ~/.codex/auth.json > $RUNNER_OUTPUT/login; echo made > $RUNNER_OUTPUT/made"
+    record = await work_off(project, name, [Turn(run=look), Turn(say="All done.")], heard)
 
     directory = project.directory(record)
     said = [(directory / "logs" / f"agent.{stream}").read_text()[-3000:] for stream in ("stdout", "stderr")]
     outcome = outcome_of(record)
     assert (record.exit_code, outcome.message) == (0, "All done."), said
     assert (directory / "output" / "made").read_text() == "made\n"
+    assert (directory / "output" / "login").read_text().startswith("600 ") is (name == "codex")
+    assert [*project.home.rglob("auth.json")] + places_with(KEY, project.home) == []
     assert CLIS[name][1].lower() in heard.decode(errors="replace").lower()
     assert not record.models
 

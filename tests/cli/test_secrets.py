@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import os
+import re
+import signal
 import sqlite3
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from runner.testing.outside import cmdline
 from tests.support.situations import REPO, Project, git, step, until
 
 TOKEN = "npm_A8s7df6A9s8d7f6as8d7fQ"
@@ -51,6 +55,11 @@ def places_of_secrets(home: Path) -> dict[str, list[str]]:
 def journal(home: Path) -> str:
     with sqlite3.connect(home / "state" / "state.db") as store:
         return "\n".join(store.iterdump())
+
+
+def asleep(seconds: int) -> bool:
+    words = f"sleep\0{seconds}\0".encode()
+    return any(cmdline(pid) == words for pid in os.listdir("/proc") if pid.isdigit())
 
 
 @pytest.mark.scenario("BEY-12")
@@ -127,6 +136,27 @@ def test_another_user_of_the_host_sees_no_secret_of_a_run(secretive: Project) ->
     assert b"sleep\x002971" in seen["nobody"]
     for value in (TOKEN, SETUP, KEY.splitlines()[1]):
         assert [who for who, shown in seen.items() if value.encode() in shown] == []
+
+
+@pytest.mark.scenario("BEY-12")
+def test_a_runner_that_crashes_leaves_no_core_with_its_secrets(secretive: Project) -> None:
+    """Nor does it hand one to a program of this host, for which a limit of 0 would not be low enough."""
+    secretive.within = ("sh", "-c", 'ulimit -Hc unlimited; ulimit -Sc unlimited; exec "$@"', "sh")
+    secretive.script("sleep 2973", agent=SECRETS)
+
+    with secretive.start("apply", ".") as process:
+        until(lambda: asleep(2973), seconds=60)
+        limits = Path(f"/proc/{process.pid}/limits").read_text()
+        process.send_signal(signal.SIGSEGV)
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        process.communicate()
+
+    assert re.search(r"^Max core file size +1 +1 ", limits, re.MULTILINE)
+    assert ended is not None
+    assert (ended.si_code, ended.si_status) == (os.CLD_KILLED, signal.SIGSEGV)  # else CLD_DUMPED
+    until(lambda: not asleep(2973), seconds=60)
+    assert [*secretive.folder.glob("core*")] == []
+    assert secretive.runner("recover").code == 0
 
 
 @pytest.mark.scenario("BEY-12")
