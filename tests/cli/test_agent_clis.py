@@ -237,7 +237,7 @@ async def test_an_agent_with_the_key_goes_where_this_host_has_its_api(
     assert (record.exit_code, outcome.message) == (0, "All done."), said
     assert (directory / "output" / "made").read_text() == "made\n"
     assert (directory / "output" / "login").read_text().startswith("600 ") is (name == "codex")
-    assert [*project.home.rglob("auth.json")] + places_with(KEY, project.home) == []
+    assert [*project.home.rglob("auth.json"), *places_with(KEY, project.home)] == []
     assert CLIS[name][1].lower() in heard.decode(errors="replace").lower()
     assert not record.models
 
