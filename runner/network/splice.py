@@ -41,11 +41,12 @@ async def _splice(
 ) -> int:
     total = 0
     while most is None or total < most:
-        await trio.lowlevel.wait_readable(source)
+        await trio.lowlevel.checkpoint()
         try:
             size = AT_ONCE if most is None else min(AT_ONCE, most - total)
             count = os.splice(source.fileno(), pipe[1], size, flags=_FLAGS)
         except BlockingIOError:
+            await trio.lowlevel.wait_readable(source)
             continue
         if not count:
             break

@@ -1,12 +1,13 @@
 """The egress proxy beside a direct connection to what is behind it: plain, and with TLS ended for a credential.
 
 Run: ``python tests/benchmarks/bench_network.py``. Targets, over TCP: the first byte comes at most 2 ms later; a
-download is at least 0.7 as fast, 0.5 where TLS is ended; 200 connections at once in bounded memory. Beside that, curl
-inside a workspace, whose bytes go through its guest as well.
+download is at least 0.7 as fast, 0.5 where TLS is ended; 200 connections at once in bounded memory. Beside that, nginx
+in the place of the proxy, and curl inside a workspace, whose bytes go through its guest as well.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import statistics
@@ -32,6 +33,9 @@ from runner.providers.local import LocalProvider
 from tests.benchmarks.bench_gateway import rss
 from tests.benchmarks.sizes import amount, rounds
 from tests.support.certificates import make_certificate
+from tests.support.git_servers import free_port
+from tests.support.needs import ADMINISTRATORS_PATH
+from tests.support.situations import until
 
 ROUNDS = rounds(200)
 CONNECTIONS = amount(200)
@@ -61,6 +65,7 @@ def serve(certificate: str) -> None:
     def accept(listener: socket.socket, tls: bool) -> None:
         while True:
             end, _ = listener.accept()
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as servers of the web do
             threading.Thread(target=greet, args=(end, tls), daemon=True).start()
 
     listeners = [socket.create_server(("127.0.0.1", 0), backlog=512) for _ in range(2)]
@@ -135,11 +140,62 @@ def main() -> None:
             measure("plain", (plain, None, None), (plain, tunnel, None))
             measure("TLS through a tunnel", (secure, None, trust), (secure, tunnel, trust))
             measure("TLS ended", (secure, None, trust), (secure, ended, ours))
+            with nginx(Path(folder), file, plain, secure) as (peer, peer_secure):
+                measure("nginx, plain", (plain, None, None), (peer, None, None))
+                measure("nginx, TLS ended", (secure, None, trust), (peer_secure, None, trust))
             trio.run(inside, Path(folder), plain)
             for name, way in (("", (plain, tunnel, None)), (", TLS ended", (secure, ended, ours))):
                 before = rss(pid)
                 crowd(*way)
                 print(f"{CONNECTIONS} connections at once{name}: {rss(pid) - before:.1f} MiB more than {before:.0f}")
+
+
+NGINX = """daemon off; worker_processes 1; pid {folder}/pid; error_log stderr; events {{}}
+http {{
+    access_log off; proxy_max_temp_file_size 0; proxy_buffers 16 128k; proxy_buffer_size 128k;
+    proxy_busy_buffers_size 256k; {temporary}
+    server {{ listen 127.0.0.1:{ours}; location / {{ proxy_pass http://127.0.0.1:{plain}; }} }}
+    server {{
+        listen 127.0.0.1:{ours_secure} ssl; ssl_certificate {certificate}; ssl_certificate_key {key};
+        location / {{
+            proxy_pass https://127.0.0.1:{secure}; proxy_ssl_verify on; proxy_ssl_name a.test;
+            proxy_ssl_trusted_certificate {certificate};
+        }}
+    }}
+}}
+"""
+
+
+@contextmanager
+def nginx(folder: Path, certificate: Path, plain: int, secure: int) -> Iterator[tuple[int, int]]:
+    """Serve what is behind both ports through nginx; TLS is ended and begun again."""
+    ours, ours_secure = free_port(), free_port()
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    (folder / "nginx.conf").write_text(
+        NGINX.format(
+            folder=folder,
+            temporary=" ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds),
+            ours=ours,
+            ours_secure=ours_secure,
+            plain=plain,
+            secure=secure,
+            certificate=certificate,
+            key=certificate.with_suffix(".key"),
+        )
+    )
+    words = ["nginx", "-p", str(folder), "-e", "stderr", "-c", str(folder / "nginx.conf")]
+    path = f"{os.environ['PATH']}:{ADMINISTRATORS_PATH}"
+    with subprocess.Popen(words, env={**os.environ, "PATH": path}) as process:
+        try:
+            until(lambda: answers(ours))
+            yield ours, ours_secure
+        finally:
+            process.terminate()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as end:
+        return not end.connect_ex(("127.0.0.1", port))
 
 
 Way = tuple[int, int | None, ssl.SSLContext | None]

@@ -15,7 +15,7 @@ from tests.benchmarks.measure import doit
 from tests.benchmarks.sizes import SMALL
 from tests.support import dockerd
 from tests.support.cluster.real import CLUSTER
-from tests.support.needs import AGENTS, GIT
+from tests.support.needs import ADMINISTRATORS_PATH, AGENTS, GIT, program
 
 HERE = Path(__file__).parent
 NEEDS = {
@@ -23,6 +23,7 @@ NEEDS = {
     "bench_clone": GIT,
     "bench_docker": dockerd.DOCKER,
     "bench_kubernetes": CLUSTER,
+    "bench_network": program("nginx", f"{os.environ['PATH']}:{ADMINISTRATORS_PATH}"),
     "bench_pool": dockerd.DOCKER,
     "bench_triage": AGENTS,
     "bench_volumes": dockerd.DOCKER,
