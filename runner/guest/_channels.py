@@ -267,7 +267,22 @@ class Listener(RequestedChannel):
         super().__init__(outbox, id, request, name)
         self.serve = serve
         self.scopes: set[trio.CancelScope] = set()  # of the connections that are served
+        self._served = trio.lowlevel.ParkingLot()
         self.handed: socket.socket | None = None
+
+    def leave(self, scope: trio.CancelScope) -> None:
+        """Take a connection for one that is served no longer."""
+        self.scopes.discard(scope)
+        if not self.scopes:
+            self._served.unpark_all()
+
+    async def end_served(self) -> None:
+        """End whoever serves a connection, and wait until nobody does: what they tell of it is told by then."""
+        for scope in self.scopes:
+            scope.cancel()
+        with trio.CancelScope(shield=True):
+            while self.scopes:
+                await self._served.park()
 
     def take(self, handed: socket.socket) -> None:
         """Take the listening socket, which comes again on each new connection."""

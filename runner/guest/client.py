@@ -135,9 +135,9 @@ class Guest:
     async def listen(self, port: int, serve: Callable[[Connection], Awaitable[None]]) -> AsyncIterator[Listener]:
         """Listen on the workspace's loopback for the length of the block; port 0 takes any (see ``Listener.port``).
 
-        ``serve`` gets each connection in a task of its own; the connection is closed when it returns, and reset when it
-        raises or the block ends. A broken connection or a lost guest ends ``serve`` silently. Raises ``WorkspaceLost``,
-        and ``ProviderFailed`` when the port is taken.
+        ``serve`` gets each connection in a task of its own, which is over before the block is; the connection is closed
+        when it returns, and reset when it raises or the block ends. A broken connection or a lost guest ends ``serve``
+        silently. Raises ``WorkspaceLost``, and ``ProviderFailed`` when the port is taken.
         """
         id = self.link.new_id()
         request = framing.listen(id, port, hands=self.link.hands_over)
@@ -160,8 +160,7 @@ class Guest:
             try:
                 await self._end(listener, 0, None)
             finally:
-                for scope in listener.scopes:  # no new ones can come now
-                    scope.cancel()
+                await listener.end_served()  # no new ones can come now
 
     async def _end(self, asked: RequestedChannel, grace: float, on_stop: Callable[[StopStage], None] | None) -> None:
         asked.cancel()
@@ -222,7 +221,7 @@ class Guest:
                 await connection.finish()
         finally:
             connection.reset()
-            listener.scopes.discard(scope)
+            listener.leave(scope)
             places.release()
 
     def _serve_relayed(self, listener: Listener, relayed: Relayed) -> bool:
@@ -242,7 +241,7 @@ class Guest:
                     relayed.close()
                     self.link.settle(relayed)
             finally:
-                listener.scopes.discard(scope)
+                listener.leave(scope)
                 self._served -= 1
                 if not relayed.closed:
                     self.link.reset(relayed)

@@ -273,11 +273,11 @@ class Workspace(Protocol):
         """Listen on the workspace's own loopback for the length of the block, and yield the port; 0 takes any.
 
         Where workspaces have no network of their own that loopback is the host's. ``serve`` gets each connection in a
-        task of its own; the connection is closed when ``serve`` returns, and reset when it raises or the block ends.
-        A broken connection or a lost workspace ends ``serve`` silently; any other exception takes the workspace down.
-        Connections beyond 1024 at once are reset, or wait where the host accepts them itself. Nothing listens on the
-        port before and after the block. Raises ``WorkspaceLost``, and ``ProviderFailed`` when the port is taken or the
-        provider lacks ``Feature.RELAY``.
+        task of its own, which is over before the block is; the connection is closed when ``serve`` returns, and reset
+        when it raises or the block ends. A broken connection or a lost workspace ends ``serve`` silently; any other
+        exception takes the workspace down. Connections beyond 1024 at once are reset, or wait where the host accepts
+        them itself. Nothing listens on the port before and after the block. Raises ``WorkspaceLost``, and
+        ``ProviderFailed`` when the port is taken or the provider lacks ``Feature.RELAY``.
         """
 
     async def effective(self) -> Isolation:
