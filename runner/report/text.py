@@ -18,12 +18,15 @@ WIDEST = 1_000  # characters of a line
 _NAMED = 4  # kinds of refused requests, and late violations, that are named
 
 
-def render_run(record: RunRecord, directory: Path) -> str:
-    """Render the report of one run, escaped for terminals, without a final line break."""
+def render_run(record: RunRecord, directory: Path | None) -> str:
+    """Render the report of one run, escaped for terminals, without a final line break.
+
+    ``directory`` has its files; ``None`` when they are not on this host.
+    """
     return "\n".join(sanitize(line, WIDEST) for line in _lines(record, directory))
 
 
-def _lines(record: RunRecord, directory: Path) -> Iterator[str]:
+def _lines(record: RunRecord, directory: Path | None) -> Iterator[str]:
     yield from open_network(record.open_network)
     if record.rehearsal is not None:
         yield f"REHEARSAL: no model was asked, {record.rehearsal} stood for it"
@@ -198,21 +201,27 @@ def _found_later(record: RunRecord) -> Iterator[str]:
     yield from [f"  violation  {each}" for each in record.violations if str(each) not in told][:_NAMED]
 
 
-def _places(record: RunRecord, directory: Path) -> Iterator[str]:
+def _places(record: RunRecord, directory: Path | None) -> Iterator[str]:
+    kept, there = directory or Path(), " on the host that it ran on" if directory is None else ""
     if record.snapshot is not None:
         named = f" for branch {record.snapshot.branch}, not pushed" if record.snapshot.branch else ""
         yield f"  snapshot   {record.snapshot.commit[:12]}{named}"
     if record.commits is not None:
-        yield f"  commits    {_commits(record.commits, directory)}"
+        yield f"  commits    {_commits(record.commits, kept)}"
     saved_work = record.saved_work
     if saved_work is not None and saved_work.patch is not None:
         held = " (WITHHELD: policy was broken)" if saved_work.withheld else ""
-        yield f"  patch      {directory / saved_work.patch}{held}"
+        yield f"  patch      {kept / saved_work.patch}{held}"
     if saved_work is not None:
         yield from (f"  output     {path}" for path in saved_work.outputs[:10])
     if record.log is not None:
-        yield f"  log        {record.log}"
-    yield f"  evidence   {directory}"
+        yield f"  log        {record.log}{there}"
+    if directory is not None:
+        yield f"  evidence   {directory}"
+    elif record.artifacts is None:
+        yield "  evidence   not on this host: the run was on another, or RUN_RETENTION is over"
+    else:
+        yield "  evidence   not on this host: name the store of its copy in RUNNER_ARTIFACTS"
     if record.artifacts is not None:
         yield f"  copy       {artifacts_line(record.artifacts)}"
 

@@ -37,7 +37,7 @@ def show(stored: StoredRun, form: str, settings: Settings, out: Output) -> None:
             from runner.report.progress import after
             from runner.report.text import WIDEST, render_run
 
-            out.line(render_run(stored.record, stored.directory))
+            out.line(render_run(stored.record, stored.evidence))
             for line in after(_account(stored), _tail(stored)):
                 out.line(sanitize(line, WIDEST))
 

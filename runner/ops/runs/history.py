@@ -30,6 +30,11 @@ class StoredRun(Struct, frozen=True):
     directory: Path
     repository: Path
 
+    @property
+    def evidence(self) -> Path | None:
+        """The directory, if it is on this host."""
+        return self.directory if self.directory.is_dir() else None
+
 
 TIMED_OUT = "timed-out"  # how a listing calls a run that failed because its time was over
 STATES = (*(status.value for status in Status if status is not Status.PENDING), TIMED_OUT)

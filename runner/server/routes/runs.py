@@ -122,7 +122,7 @@ async def _report(call: Call) -> Reply:
     stored = await _stored(call)
     with suppress(RunnerError):  # the record is all there
         await read_back(stored, call.server.env.settings)
-    return Reply(value=render_run(stored.record, stored.directory))
+    return Reply(value=render_run(stored.record, stored.evidence))
 
 
 async def _artifacts(call: Call) -> Artifacts:

@@ -66,11 +66,13 @@ def test_what_a_run_left_is_read_and_delivered_on_another_host(
     run = started(here, WORK)
     lose(here)
 
+    alone = replace(there, env={**there.env, "RUNNER_ARTIFACTS": ""}).runner("runs", "show", run)
     shown, logs = there.runner("runs", "show", run), there.runner("runs", "logs", run, "agent")
     patch, delivered = there.runner("runs", "patch", run), there.runner("runs", "branch", run, "--unverified")
     exported = there.runner("runs", "export", run, "--to", str(tmp_path / "it.tar.gz"))
 
-    assert shown.code == 0
+    assert "not on this host: name the store of its copy in RUNNER_ARTIFACTS" in alone.out
+    assert f"  evidence   {there.home}" in shown.out
     assert "  copy       " in shown.out
     assert "the agent has worked" in logs.out
     assert "+work" in patch.out

@@ -183,6 +183,9 @@ def test_a_run_is_cancelled_from_another_host(hosts: tuple[Project, Project]) ->
         again = there.runner("runs", "cancel", run)
         assert (again.code, f"run `{run}` has ended" in again.err) == (5, True)
         assert leftovers(here.home) == []
+    shown = there.runner("runs", "show", run).out
+    assert ("not on this host: the run was on another" in shown, str(there.home) in shown) == (True, False)
+    assert f"  evidence   {here.home}" in here.runner("runs", "show", run).out
 
 
 def test_a_run_without_a_runner_is_not_waited_for(hosts: tuple[Project, Project]) -> None:
