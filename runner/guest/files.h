@@ -3,10 +3,10 @@
  * `guest list [-SKIPPED...] ROOT...` writes, for each entry below a root, a stamp that differs once the entry was
  * changed, a blank, its path and a zero byte; after each root comes a lone zero byte. SKIPPED paths of the first root
  * and placeholders are passed over. `guest pack ROOT` reads paths, each ended by a zero byte, up to an empty one or the
- * end, and writes for each that is there a `struct packed`, its name, the target of a link, and `size` bytes of content.
- * `guest remove ROOT` reads paths in the same way, each after those below it, and removes what is there, but for
- * directories that are not empty. No link is followed. Each ends with 0, or with 1 when there is something that its user
- * cannot read or remove.
+ * end, and writes for each that is there a `struct packed`, its name, the target of a link, and `size` bytes of
+ * content. `guest remove ROOT` reads paths in the same way, each after those below it, and removes what is there, but
+ * for directories that are not empty. No link is followed. Each ends with 0, or with 1 when there is something that its
+ * user cannot read or remove.
  *
  * `guest show PATH BYTES` writes a line and the beginning of a file below the current directory, whatever links lead to
  * it: what was opened is judged by the name that the kernel has for it. It ends as scripts of tools do, see

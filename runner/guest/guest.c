@@ -2,9 +2,10 @@
  *
  * One process, one epoll loop, no threads, no allocation but pages. It is started as the first process of the
  * workspace with the channel as descriptor 0 (`guest`) or as two, in 0 and out 1 (`guest -`), or dials a Unix socket
- * again and again (`guest PATH`), until nobody listens there any more. Each command has a supervisor (supervise.h) that owns its process tree. Whatever comes
- * from a command is bytes in a ring; whatever is to be said to the host is a flag on a channel, composed when there is
- * room: so nothing inside can make the guest's memory grow beyond the rings of the commands that run.
+ * again and again (`guest PATH`), until nobody listens there any more. Each command has a supervisor (supervise.h) that
+ * owns its process tree. Whatever comes from a command is bytes in a ring; whatever is to be said to the host is a flag
+ * on a channel, composed when there is room: so nothing inside can make the guest's memory grow beyond the rings of the
+ * commands that run.
  *
  *     cc -Os -static -nostdlib -ffreestanding -fno-stack-protector guest.c     (-DHOSTED: an ordinary program)
  */
@@ -1189,8 +1190,8 @@ static bool move_into(char **lists)
 }
 
 /* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, as a command `guest list`, `guest pack`, `guest remove`
- * and `guest show`, in a pod the words of pod.h, or outside of a workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`, with `-` for our
- * own user. */
+ * and `guest show`, in a pod the words of pod.h, or outside of a workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`,
+ * with `-` for our own user. */
 static int start_up(int argc, char **argv, char **env)
 {
     char way = argc > 1 ? argv[1][0] : 0;

@@ -102,7 +102,8 @@ static long add(int directory, const struct entry *entry)
     if (failed)
         return failed;
     bool foreign = found.stx_dev_major != device_major || found.stx_dev_minor != device_minor;
-    if (foreign || (found.stx_mode & S_IFMT) != S_IFREG || found.stx_mode & (S_ISUID | S_ISGID) || found.stx_size > most)
+    bool plain = (found.stx_mode & S_IFMT) == S_IFREG && !(found.stx_mode & (S_ISUID | S_ISGID));
+    if (foreign || !plain || found.stx_size > most)
         return add_odd(directory, entry->name,
                        (struct odd){.size = found.stx_size, .mode = found.stx_mode, .foreign = foreign});
     size_t length = length_of(entry->name);

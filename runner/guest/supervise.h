@@ -235,8 +235,8 @@ static void signal_member(struct family *family, u32 pid, u32 signal)
     SYS(close, fd);
 }
 
-/* Every process that the tree has now, once. What one of them starts as its answer is left alone: it may be saving work.
- * So one that is forked meanwhile may be missed, which is why KILL does not rely on it. */
+/* Every process that the tree has now, once. What one of them starts as its answer is left alone, for it may be saving
+ * work. So one that is forked meanwhile may be missed, which is why KILL does not rely on it. */
 static void signal_tree(u32 signal)
 {
     static struct family family;
@@ -263,12 +263,12 @@ static void signal_tree(u32 signal)
 #define REFUSE(error) ANSWER(SECCOMP_RET_ERRNO | (error))
 #define CLOSE(name) SKIP_UNLESS(__NR_##name, 1), REFUSE(ENOSYS)
 
-/* For what comes of us, and cannot be undone. Closed is what reaches beyond the namespaces of a sandbox or asks much of the
- * host's kernel: sockets of other families than Unix, internet and netlink's routes, among them those that reach the
- * machine around a virtual one; io_uring, which makes sockets of any family; keys, which are those of whoever started the
- * runner; programs in the kernel, its counters and its log; page faults. To programs it is a kernel without them. The limits
- * of other processes cannot be set, only read (no new value), and one's own (pid 0). Calls by the numbers of another
- * architecture are not judged: the one ends whoever makes them, x32's are not there.
+/* For what comes of us, and cannot be undone. Closed is what reaches beyond the namespaces of a sandbox or asks much of
+ * the host's kernel: sockets of other families than Unix, internet and netlink's routes, among them those that reach
+ * the machine around a virtual one; io_uring, which makes sockets of any family; keys, which are those of whoever
+ * started the runner; programs in the kernel, its counters and its log; page faults. To programs it is a kernel without
+ * them. The limits of other processes cannot be set, only read (no new value), and one's own (pid 0). Calls by the
+ * numbers of another architecture are not judged: the one ends whoever makes them, x32's are not there.
  * Once for all commands, for making a filter costs more than the rest of a command's start. */
 static bool keep_calls(void)
 {
@@ -553,8 +553,9 @@ static void supervise(const struct request *request, size_t size, const struct s
     watch_over(CONTROL, (i32)command, reports);
 }
 
-/* Run a program with our descriptors and end its tree with the control socket: for one that ties itself to the life of its
- * parent only when it has been running for a while. As another user if one is given, which is also his only group. */
+/* Run a program with our descriptors and end its tree with the control socket: for one that ties itself to the life of
+ * its parent only when it has been running for a while. As another user if one is given, which is also his only group.
+ */
 static void guard(int control, const char *user, char **argv, char **env)
 {
     if (*user != '-') {
