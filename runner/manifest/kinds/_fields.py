@@ -115,15 +115,6 @@ def _absolute_path(text: str) -> str:
     return text
 
 
-def _toolchain(text: str) -> str:
-    if not _TOOLCHAIN.fullmatch(text):
-        raise ValueError("an absolute path such as `/opt/node`, or the name of a program such as `node`")
-    return text
-
-
-_TOOLCHAIN = re.compile(r"/[^\0]*|[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-
-
 def no_repeats(items: list[str]) -> list[str]:
     first = {item: position for position, item in reversed([*enumerate(items)])}
     repeated = [position for position, item in enumerate(items) if first[item] != position]
@@ -140,48 +131,28 @@ def _variables(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def _model(text: str) -> str:
-    if not _MODEL.fullmatch(text):
-        raise ValueError("the name of a model such as `sonnet`")
-    return text
-
-
 def image_name(text: str) -> str:
     if not is_image(text):
         raise ValueError("the name or id of an image such as `node:22`")
     return text
 
 
-def _tool(text: str) -> str:
-    if not _TOOL.fullmatch(text):
-        raise ValueError("the name of a tool such as `Bash`")
-    return text
+def _matches(pattern: re.Pattern[str], words: str) -> AfterValidator:
+    """Return the validator of a text that is ``words``."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(words)
+        return text
+
+    return AfterValidator(check)
 
 
-def _skill(text: str) -> str:
-    if not _SKILL.fullmatch(text):
-        raise ValueError("the name of a skill such as `k8s-troubleshooter`")
-    return text
-
-
-_SKILL = re.compile(r"(?=.{1,64}$)[a-z0-9]+(-[a-z0-9]+)*")
-
-
-def _namespace(text: str) -> str:
-    if not _NAMESPACE.fullmatch(text):
-        raise ValueError("the name of a namespace such as `shop-prod`")
-    return text
-
-
-def _queue(text: str) -> str:
-    if not _NAMESPACE.fullmatch(text):  # it becomes a label, whose grammar is this one's
-        raise ValueError("the name of a queue such as `team-a`")
-    return text
-
-
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_TOOLCHAIN = re.compile(r"/[^\0]*|[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._:/+\[\]-]{0,199}")  # a gateway takes no longer one
 _TOOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_SKILL = re.compile(r"(?=.{1,64}$)[a-z0-9]+(-[a-z0-9]+)*")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def _word(text: str) -> str:
@@ -259,7 +230,9 @@ RelativePath = Annotated[
 ]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path), Field(json_schema_extra={"pattern": "^/[^\0]*$"})]
 Toolchain = Annotated[
-    str, AfterValidator(_toolchain), Field(json_schema_extra={"pattern": f"^(?:{_TOOLCHAIN.pattern})$"})
+    str,
+    _matches(_TOOLCHAIN, "an absolute path such as `/opt/node`, or the name of a program such as `node`"),
+    Field(json_schema_extra={"pattern": f"^(?:{_TOOLCHAIN.pattern})$"}),
 ]
 RelativePaths = Annotated[
     list[RelativePath], AfterValidator(no_repeats), Field(json_schema_extra={"uniqueItems": True})
@@ -279,7 +252,7 @@ Environment = Annotated[
 ]
 ModelName = Annotated[
     str,
-    AfterValidator(_model),
+    _matches(_MODEL, "the name of a model such as `sonnet`"),
     Field(json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}),
 ]
 IMAGE_SCHEMA: JsonDict = {"pattern": f"^(?:{IMAGE.pattern})$"}
@@ -289,25 +262,25 @@ ModelNames = Annotated[
 ]
 ToolName = Annotated[
     str,
-    AfterValidator(_tool),
+    _matches(_TOOL, "the name of a tool such as `Bash`"),
     Field(json_schema_extra={"pattern": f"^{_TOOL.pattern}$"}),
 ]
 SkillName = Annotated[
     str,
-    AfterValidator(_skill),
+    _matches(_SKILL, "the name of a skill such as `k8s-troubleshooter`"),
     Field(json_schema_extra={"pattern": f"^{_SKILL.pattern}$"}),
 ]
 SkillNames = Annotated[list[SkillName], AfterValidator(no_repeats), Field(json_schema_extra={"uniqueItems": True})]
 Word = Annotated[str, AfterValidator(_word), Field(json_schema_extra={"pattern": "^[^\0]+$"})]
 Namespace = Annotated[
     str,
-    AfterValidator(_namespace),
-    Field(max_length=63, json_schema_extra={"pattern": f"^{_NAMESPACE.pattern}$"}),
+    _matches(_LABEL, "the name of a namespace such as `shop-prod`"),
+    Field(max_length=63, json_schema_extra={"pattern": f"^{_LABEL.pattern}$"}),
 ]
 QueueName = Annotated[
     str,
-    AfterValidator(_queue),
-    Field(max_length=63, json_schema_extra={"pattern": f"^{_NAMESPACE.pattern}$"}),
+    _matches(_LABEL, "the name of a queue such as `team-a`"),
+    Field(max_length=63, json_schema_extra={"pattern": f"^{_LABEL.pattern}$"}),
 ]
 VariableName = Annotated[
     str, AfterValidator(_variable_name), Field(json_schema_extra={"pattern": f"^{_VARIABLE.pattern}$"})
