@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from runner.cli import confirm, remote
 from runner.cli.output import Output
@@ -133,8 +133,8 @@ def apply(args: Namespace, out: Output, settings: Settings, turns: Path | None =
             return submit_runs(planned, settings, sinks, key=args.run_key, advise=advise)
         from runner.ops.runs.start import start_runs
 
-        more: dict[str, Any] = {"gateway": gateway, "redactor": redactor}
-        return start_runs(planned, settings, sinks, key=args.run_key, advise=advise, **more)
+        key = args.run_key
+        return start_runs(planned, settings, sinks, key=key, advise=advise, gateway=gateway, redactor=redactor)
 
     async def agreed(planned: PlanResult) -> bool:
         asks = turns is None and confirm.asks(args, out)

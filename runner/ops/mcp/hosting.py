@@ -281,12 +281,12 @@ class HostedServer:
             process,
             attach=partial(self.bridge.attach, process.stdin, process.stdout),
             copy_log=partial(self._copy_log, process),
-            watch=partial(self._watch, process),
+            watch=self._watch,
             restart=self._again,
             on_oom=self._tell_oom,
         )
 
-    async def _watch(self, process: Process) -> str:
+    async def _watch(self) -> str:
         """Look at a server again and again; return why it is to be ended."""
         await self.bridge.ready.wait()
         await self._become("ready")
