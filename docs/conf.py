@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 project = "runner"
 extensions = ["myst_parser", "sphinx_copybutton"]
 include_patterns = ["*.md", "docs/**.md"]  # from the top, so that links to README and to manifests lead there
@@ -54,5 +56,18 @@ def _document(page: Path, link: str) -> str:
     return str((page.parent / link).resolve().relative_to(_ROOT)).removesuffix(".md")
 
 
+def _name_cells(app: Any, document: nodes.document) -> None:
+    """Put the name of its column into each cell but the first, for narrow screens, which show cells below each other."""
+    for group in document.findall(nodes.tgroup):
+        names = [entry.astext() for entry in next(group.findall(nodes.thead)).findall(nodes.entry)]
+        for row in next(group.findall(nodes.tbody)).findall(nodes.row):
+            for name, entry in list(zip(names, row, strict=True))[1:]:
+                if not entry.astext():
+                    entry["classes"].append("nothing")
+                elif name:
+                    entry[0].insert(0, nodes.inline("", f"{name} ", classes=["column"]))
+
+
 def setup(app: Any) -> None:
     app.connect("source-read", _prepare)
+    app.connect("doctree-read", _name_cells)
