@@ -57,7 +57,7 @@ def _document(page: Path, link: str) -> str:
 
 
 def _name_cells(app: Any, document: nodes.document) -> None:
-    """Put the name of its column into each cell but the first, for narrow screens, which show cells below each other."""
+    """Put the name of its column into each cell but the first, for screens that show cells below each other."""
     for group in document.findall(nodes.tgroup):
         names = [entry.astext() for entry in next(group.findall(nodes.thead)).findall(nodes.entry)]
         for row in next(group.findall(nodes.tbody)).findall(nodes.row):
