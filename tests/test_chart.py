@@ -18,11 +18,16 @@ from tests.support.wheel import ROOT
 
 CHART = ROOT / "docs" / "kubernetes" / "plan-runner"
 PLAIN = CHART.parent / "server.yaml"
-RIGHTS = CHART / "files" / "rights.yaml"
+WITH_JOBS = CHART.parent / "server-with-jobs.yaml"
+JOBS = ("--set", "jobs.enabled=true,artifacts=s3://BUCKET/PREFIX")
 HELM = str(components.KUBECTL / "bin" / "helm")
 HEADER = """\
 # The server in a cluster, as `helm template runner docs/kubernetes/plan-runner --namespace runner` gives it. Before it
 # come the namespace, and Secret `runner-database` with the database's `url`: docs/howto/deploy-the-server.md says how.
+"""
+JOBS_HEADER = """\
+# The same server whose runs are Jobs, with `--set jobs.enabled=true,artifacts=s3://BUCKET/PREFIX` besides: write the
+# bucket. After it comes Secret `runner-worker` in namespace `agents`, as docs/howto/runs-as-jobs.md says.
 """
 EVERYTHING = """\
 replicas: 3
@@ -31,6 +36,7 @@ hosts: [runner.example.org]
 home: {size: 100Gi, storageClass: fast}
 artifacts: s3://runs/shop
 workspaces: {namespace: pods, create: false, runtimeClass: gvisor}
+jobs: {enabled: true, secret: workers, image: "registry.example.org/worker:2", priorityClass: low}
 manifests: runs
 tls: runner-tls
 args: [--oidc-issuer, "https://login.example.org"]
@@ -72,30 +78,78 @@ def everything(tmp_path: Path) -> str:
     return rendered("--values", str(tmp_path / "values.yaml"))
 
 
-def test_the_plain_manifests_are_those_of_the_chart(pytestconfig: pytest.Config) -> None:
-    lines = rendered().removeprefix("---\n").splitlines(keepends=True)
-    text = HEADER + "".join(line for line in lines if not line.startswith("# Source: "))
+@pytest.mark.parametrize(("file", "header", "words"), [(PLAIN, HEADER, ()), (WITH_JOBS, JOBS_HEADER, JOBS)])
+def test_the_plain_manifests_are_those_of_the_chart(
+    file: Path, header: str, words: tuple[str, ...], pytestconfig: pytest.Config
+) -> None:
+    lines = rendered(*words).removeprefix("---\n").splitlines(keepends=True)
+    text = header + "".join(line for line in lines if not line.startswith("# Source: "))
     if pytestconfig.option.update_cases:
-        PLAIN.write_text(text)
+        file.write_text(text)
 
-    assert PLAIN.read_text() == text
+    assert file.read_text() == text
 
 
-def test_the_account_may_do_what_the_provider_needs_and_nothing_else(pytestconfig: pytest.Config) -> None:
-    [role] = [one for one in access_manifest("agents").split("---\n") if "kind: Role\nmetadata: {name: runner," in one]
-    rules = [line.strip() for line in role.splitlines() if "apiGroups: [" in line]
+@pytest.mark.parametrize(("account", "file"), [("runner", "rights"), ("runner-submitter", "job_rights")])
+def test_the_rights_are_those_of_the_accounts_that_the_manifest_makes(
+    account: str, file: str, pytestconfig: pytest.Config
+) -> None:
+    roles = access_manifest("agents").split("---\n")
+    [role] = [one for one in roles if f"kind: Role\nmetadata: {{name: {account}," in one]
+    rules = "".join(f"{line.strip()}\n" for line in role.splitlines() if "apiGroups: [" in line)
+    place = CHART / "files" / f"{file}.yaml"
     if pytestconfig.option.update_cases:
-        RIGHTS.write_text("".join(f"{rule}\n" for rule in rules))
-    roles = [one for one in objects(rendered()) if one["kind"] in ("Role", "ClusterRole")]
+        place.write_text(rules)
 
-    assert RIGHTS.read_text().splitlines() == rules
-    assert [(role["kind"], role["metadata"]["namespace"]) for role in roles] == [("Role", "agents")]
-    assert roles[0]["rules"] == YAML(typ="safe").load("\n".join(rules))
+    assert place.read_text() == rules
+
+
+def granted(text: str) -> dict[str, list[str]]:
+    """The names of the roles that each account has, in the only namespace where anything is granted."""
+    found: dict[str, list[str]] = {}
+    for one in objects(text):
+        if one["kind"] in ("Role", "RoleBinding"):
+            assert one["metadata"]["namespace"] == "agents"
+        assert one["kind"] not in ("ClusterRole", "ClusterRoleBinding")
+        for subject in one.get("subjects", ()):
+            found.setdefault(f"{subject['namespace']}/{subject['name']}", []).append(one["roleRef"]["name"])
+    return found
+
+
+def test_an_account_may_do_what_it_needs_and_nothing_else() -> None:
+    plain, with_jobs = rendered(), rendered(*JOBS)
+    rules = {one["metadata"]["name"]: one["rules"] for one in objects(with_jobs) if one["kind"] == "Role"}
+
+    assert granted(plain) == {"runner/runner": ["runner-servers"]}
+    assert granted(with_jobs) == {
+        "runner/runner": ["runner-servers", "runner-submitters"],
+        "agents/runner": ["runner-servers"],
+    }
+    for name, file in (("runner-servers", "rights"), ("runner-submitters", "job_rights")):
+        assert rules[name] == YAML(typ="safe").load(CHART / "files" / f"{file}.yaml")
+
+
+def test_jobs_have_the_image_of_the_servers_or_another(everything: str) -> None:
+    def variables(text: str) -> dict[str, str]:
+        [servers] = [one for one in objects(text) if one["kind"] == "StatefulSet"]
+        [server] = servers["spec"]["template"]["spec"]["containers"]
+        assert "--on=kubernetes" in server["args"]
+        return {one["name"]: one.get("value", "") for one in server["env"] if "WORKER" in one["name"]}
+
+    assert variables(rendered(*JOBS)) == {
+        "RUNNER_WORKER_IMAGE": f"plan-runner:{__version__}",
+        "RUNNER_WORKER_SECRET": "runner-worker",
+    }
+    assert variables(everything) == {
+        "RUNNER_WORKER_IMAGE": "registry.example.org/worker:2",
+        "RUNNER_WORKER_SECRET": "workers",
+        "RUNNER_WORKER_PRIORITY_CLASS": "low",
+    }
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.37"])
 def test_each_object_is_as_the_published_schema_has_it(version: str, everything: str) -> None:
-    found = [*objects(rendered()), *objects(everything)]
+    found = [*objects(rendered()), *objects(rendered(*JOBS)), *objects(everything)]
     kinds = {one["kind"] for one in found}
 
     assert kinds >= {"StatefulSet", "Service", "PodDisruptionBudget", "NetworkPolicy", "Role", "ServiceMonitor"}
@@ -128,6 +182,8 @@ def test_lint_finds_nothing(tmp_path: Path) -> None:
         ("artifacts=/var/lib", "artifacts"),
         ("networkPolicy.from=null", "from is required"),
         ("database=null", "database is required"),
+        ("jobs.enabled=true", "jobs.enabled takes artifacts"),
+        ("jobs.queue=team-a", "queue"),
     ],
 )
 def test_a_value_that_means_nothing_is_refused_by_name(value: str, words: str) -> None:

@@ -94,6 +94,7 @@ def _pod(shape: JobShape) -> dict[str, Any]:
         "serviceAccountName": ACCOUNT,
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
+        "shareProcessNamespace": True,  # as the first process of its own, a worker that only begins would not hear TERM
         "activeDeadlineSeconds": round(shape.seconds) + START_SECONDS,
         "terminationGracePeriodSeconds": round(shape.stop_seconds) + _GRACE,
         "nodeSelector": {"kubernetes.io/os": "linux"},

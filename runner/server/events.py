@@ -10,7 +10,6 @@ from typing import Any
 import trio
 
 from runner.events.events import RunEnded, as_json
-from runner.ops.host.liveness import is_run_lost
 from runner.ports.store import Reader
 from runner.server.route import Server
 
@@ -75,7 +74,7 @@ class EventStream:
             async def beat() -> None:
                 while True:
                     await trio.sleep(BEAT)
-                    if await is_run_lost(self._server.env.store, self._server.env.settings.home, self._run):
+                    if await self._server.running.is_lost(self._run):
                         break
                     await say(": still here\n\n")
                 await say("event: lost\ndata: {}\n\n", last=True)

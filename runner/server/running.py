@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import trio
 
 from runner.core.errors import RunnerError
 from runner.events.record import RunRecord
+from runner.ops.host.liveness import is_run_lost
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.runs.cancel import request_cancel
 from runner.ops.runs.history import StoredRun
@@ -15,23 +17,47 @@ from runner.ops.runs.resume import ResumePlan, plan_resume, start_resumed
 from runner.ops.runs.start import RunHandle, start_runs
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 
+if TYPE_CHECKING:
+    from runner.server.jobs import JobRuns, WaitingRun
+
 _BEGIN = 30.0  # seconds for a run to begin, after which its id is told all the same
 
 
 class Running:
     """The runs of this process. When its nursery is cancelled they end in order, within their stop budgets.
 
-    ``ended`` gets the record of each one at its end.
+    ``ended`` gets the record of each one at its end. With ``jobs`` runs that start are Jobs of a cluster, and go on.
     """
 
-    def __init__(self, env: WorkspaceEnv, nursery: trio.Nursery, *, ended: Callable[[RunRecord], None]) -> None:
-        self._env, self._nursery, self._ended = env, nursery, ended
+    def __init__(
+        self,
+        env: WorkspaceEnv,
+        nursery: trio.Nursery,
+        *,
+        ended: Callable[[RunRecord], None],
+        jobs: JobRuns | None = None,
+    ) -> None:
+        self._env, self._nursery, self._ended, self._jobs = env, nursery, ended, jobs
         self._handles: dict[str, RunHandle] = {}
 
     async def start(self, planned: PlanResult, key: str | None) -> list[tuple[RunHandle, bool]]:
-        """Start the runs of a plan; of each, tell whether an earlier one has its key. Raises as ``start_runs`` does."""
-        runs: list[tuple[RunHandle, bool]] = await self._nursery.start(self._run, planned, key)
+        """Start the runs of a plan; of each, tell whether an earlier one has its key.
+
+        Raises as ``start_runs`` and ``submit_runs`` do.
+        """
+        work = self._run if self._jobs is None else self._jobs.carry_out
+        runs: list[tuple[RunHandle, bool]] = await self._nursery.start(work, planned, key)
         return runs
+
+    def waiting(self, run: str) -> WaitingRun | None:
+        """Return a run whose Job has not begun, so that the store does not know it."""
+        return None if self._jobs is None else self._jobs.waiting(run)
+
+    async def is_lost(self, run: str) -> bool:
+        """Tell whether nothing more comes of a run that has not ended."""
+        if (waiting := self.waiting(run)) is not None:
+            return waiting.error is not None
+        return await is_run_lost(self._env.store, self._env.settings.home, run)
 
     async def resume(self, stored: StoredRun) -> RunHandle:
         """Continue a run as a new one. Raises as ``plan_resume`` and ``start_resumed`` do."""
@@ -41,7 +67,8 @@ class Running:
 
     async def cancel(self, run: str) -> None:
         """End the work of a run, or its finalize phase at a second call; raises like ``request_cancel``."""
-        if (handle := self._handles.get(run)) is not None:
+        handle = self._handles.get(run) or (None if self._jobs is None else self._jobs.find(run))
+        if handle is not None:
             handle.cancel()
         else:
             await request_cancel(self._env.store, self._env.settings.home, run)

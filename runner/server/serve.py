@@ -23,6 +23,7 @@ from runner.core.nurseries import open_services
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.ops.host.state import make_home
+from runner.ops.planning.job_fitness import check_server
 from runner.ops.runs.dependencies import Advise
 from runner.ops.webhooks import read_hooks
 from runner.server.border import App
@@ -65,7 +66,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
 
     ``hosts`` are further names that it has, ``manifests`` is the file or folder of the runs that clients may start,
     ``mcp_servers`` that of the servers to host, and ``agent_types`` the folder of the agent types that are not in the
-    store.
+    store. With ``jobs`` runs are Jobs of the cluster that workspaces are made in.
     """
 
     listen: str
@@ -76,6 +77,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     manifests: Path | None = None
     mcp_servers: Path | None = None
     agent_types: Path | None = None
+    jobs: bool = False
     drain_seconds: float = DRAIN
     oidc: OidcOptions | None = None
     login: LoginOptions | None = None
@@ -93,10 +95,12 @@ async def serve(
     """Answer requests until ``stopping`` is set, and then those that have begun. ``ready`` gets the server's URL.
 
     Raises ``ExposedListener``, ``UsageError`` and ``HostRefused`` before it listens, and ``Rejected`` for
-    manifests with errors, or with a webhook whose secret is missing.
+    manifests with errors, with a webhook whose secret is missing, and for Jobs that nobody could follow.
     """
     make_home(settings)
     hooks = await read_hooks(options.manifests, settings) if options.manifests is not None else {}
+    if options.jobs:
+        check_server(settings, hooks)
     listener, url = open_listener(options, settings.variables)
     with listener:
         config = Config()
@@ -118,6 +122,7 @@ async def serve(
             hosting=True,
             mcp_servers=options.mcp_servers,
             agent_types=options.agent_types,
+            jobs=options.jobs,
         )
         async with opening as server, open_services() as services:
             secure = options.certificate is not None or options.behind_proxy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -29,6 +30,10 @@ from runner.server.route import Server
 from runner.server.running import Running
 from runner.server.webhooks import Webhooks
 
+if TYPE_CHECKING:
+    from runner.ops.runs.job_table import JobTable
+    from runner.server.jobs import JobRuns
+
 REAP_SECONDS = 60.0  # between looks for expired workspaces
 
 
@@ -46,10 +51,14 @@ async def open_server(
     hosting: bool = False,
     mcp_servers: Path | None = None,
     agent_types: Path | None = None,
+    jobs: bool = False,
 ) -> AsyncIterator[Server]:
-    """Open what routes work with. At the end runs are ended in order, and workspaces are closed."""
+    """Open what routes work with; with ``jobs`` runs are Jobs of the cluster that the settings name.
+
+    At the end runs of this process are ended in order, and workspaces are closed.
+    """
     hosted = await read_servers(mcp_servers, settings) if hosting else {}
-    async with open_workspace_env(settings, advise) as env, open_services() as services:
+    async with open_workspace_env(settings, advise) as env, _jobs(settings, jobs) as table, open_services() as services:
         metrics, kept = Metrics(), KeptWorkspaces(env, services)
         sessions = Sessions(env, kept, services)
         types = StoredAgentTypes(env.store) if agent_types is None else AgentTypeFolder(agent_types)
@@ -64,7 +73,7 @@ async def open_server(
             kept=kept,
             sessions=sessions,
             pools=pools,
-            running=Running(env, services, ended=metrics.ended),
+            running=Running(env, services, ended=metrics.ended, jobs=_runs_of(table, env, metrics)),
             health=health,
             agent_types=types,
             manifests=manifests,
@@ -80,6 +89,25 @@ async def open_server(
             server.hosting = Hosting(env, mcp_servers, hosted)
             services.start_soon(server.hosting.run)
         yield server
+
+
+@asynccontextmanager
+async def _jobs(settings: Settings, wanted: bool) -> AsyncIterator[JobTable | None]:
+    if not wanted:
+        yield None
+        return
+    from runner.ops.runs.job_table import open_jobs
+
+    async with open_jobs(settings) as table:
+        yield table
+
+
+def _runs_of(table: JobTable | None, env: WorkspaceEnv, metrics: Metrics) -> JobRuns | None:
+    if table is None:
+        return None
+    from runner.server.jobs import JobRuns
+
+    return JobRuns(env, table, metrics.ended)
 
 
 async def _recover(env: WorkspaceEnv) -> None:

@@ -7,15 +7,17 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runner.cluster.pod_access import RIGHTS
+from runner.cluster.pod_access import JOB_RIGHTS, RIGHTS, Right
+from runner.ops.host.cluster_check import access_manifest
 from tests.support import cluster, components, dockerd, needs, postgres, server_image
+from tests.support.artifact_stores import KEYS, bucket, moto, s3_url
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
 from tests.support.situations import until
 from tests.test_chart import CHART, HELM, PLAIN
@@ -44,10 +46,12 @@ spec: {{agent_type: worker}}
 
 
 class Servers:
-    """The release ``runner`` in a cluster."""
+    """The release ``runner`` in a cluster. ``url`` is the database's, ``chart`` what the release is of."""
 
-    def __init__(self, real: Cluster) -> None:
+    def __init__(self, real: Cluster, chart: Path) -> None:
         self.real = real
+        self.chart = chart
+        self.url = ""
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Answer of the administrator's kubectl, which must succeed."""
@@ -100,13 +104,12 @@ class Servers:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Two servers of this checkout, installed with helm."""
     folder = tmp_path_factory.mktemp("servers")
-    found = Servers(cluster.real_cluster())
-    with server_image.building(folder) as daemon, daemon.client() as source, found.real.daemon.client() as client:
-        client.load_image(b"".join(source.get_image(server_image.TAG)))
+    found = Servers(cluster.real_cluster(), folder / "chart")
+    server_image.put(found.real.daemon, folder)
     with postgres.running() as database, found.real.reached(found.real.port, database.port):
         found.real.make_namespace(RELEASE)
-        name = database.database()
-        _prepare(found, folder, f"postgresql://postgres@{found.real.address}:{database.port}/{name}")
+        found.url = f"postgresql://postgres@{found.real.address}:{database.port}/{database.database()}"
+        _prepare(found, folder)
         try:
             with found.reached():
                 _install(found, folder)
@@ -118,13 +121,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             until(lambda: found.real.kubectl("get", "pods", "-n", RELEASE, "--output=name") == "", WAIT)
 
 
-def _prepare(servers: Servers, folder: Path, url: str) -> None:
+def _prepare(servers: Servers, folder: Path) -> None:
     """Make what the chart refers to: the database's URL, volumes, manifests."""
     (folder / "manifests").mkdir()
     (folder / "manifests" / "all.runner.yaml").write_text(MANIFESTS)
     (folder / "manifests" / "agent.sh").write_text('#!/bin/sh\necho made > made\nprintf "made here\\n"\n')
     create = ("-n", RELEASE, "create")
-    servers.kubectl(*create, "secret", "generic", "runner-database", f"--from-literal=url={url}")
+    servers.kubectl(*create, "secret", "generic", "runner-database", f"--from-literal=url={servers.url}")
     servers.kubectl(*create, "configmap", "runs", f"--from-file={folder / 'manifests'}")
     for number in range(2):
         home = servers.real.folder / f"home-{number}"
@@ -136,7 +139,7 @@ def _prepare(servers: Servers, folder: Path, url: str) -> None:
 
 
 def _install(servers: Servers, folder: Path) -> None:
-    chart = folder / "chart"
+    chart = servers.chart
     shutil.copytree(CHART, chart)
     about = (chart / "Chart.yaml").read_text().splitlines(keepends=True)  # the built server does not know its version
     (chart / "Chart.yaml").write_text("".join(line for line in about if not line.startswith("kubeVersion")))
@@ -203,25 +206,37 @@ def _kill(servers: Servers) -> None:
     until(restarted, WAIT)
 
 
-def test_the_account_may_do_what_pods_take_and_no_more(servers: Servers) -> None:
-    def may(verb: str, what: str, namespace: str) -> str:
-        account = f"--as=system:serviceaccount:{RELEASE}:{RELEASE}"
-        return servers.real.kubectl("auth", "can-i", verb, what, "-n", namespace, account).strip()
+def may(servers: Servers, verb: str, what: str, namespace: str) -> str:
+    account = f"--as=system:serviceaccount:{RELEASE}:{RELEASE}"
+    return servers.real.kubectl("auth", "can-i", verb, what, "-n", namespace, account).strip()
 
-    needed = {
+
+def named(rights: Sequence[Right]) -> set[tuple[str, str]]:
+    """Rights as kubectl takes them."""
+    return {
         (verb, f"{resource}/{sub}" if sub else f"{resource}.{group}" if group else resource)
-        for verb, group, resource, sub in RIGHTS
+        for verb, group, resource, sub in rights
     }
-    refused = [("get", "secrets"), ("create", "deployments.apps"), ("delete", "configmaps"), ("patch", "pods")]
+
+
+def test_the_account_may_do_what_pods_take_and_no_more(servers: Servers) -> None:
+    needed = named(RIGHTS)
+    refused = [
+        *named(JOB_RIGHTS),
+        ("get", "secrets"),
+        ("create", "deployments.apps"),
+        ("delete", "configmaps"),
+        ("patch", "pods"),
+    ]
     refused += [
         ("list", "nodes"),
         ("create", "rolebindings.rbac.authorization.k8s.io"),
         ("create", "serviceaccounts/token"),
     ]
 
-    assert {one: may(*one, NAMESPACE) for one in needed} == dict.fromkeys(needed, "yes")
-    assert {one: may(*one, NAMESPACE) for one in refused} == dict.fromkeys(refused, "no")
-    assert {one: may(*one, RELEASE) for one in needed} == dict.fromkeys(needed, "no")
+    assert {one: may(servers, *one, NAMESPACE) for one in needed} == dict.fromkeys(needed, "yes")
+    assert {one: may(servers, *one, NAMESPACE) for one in refused} == dict.fromkeys(refused, "no")
+    assert {one: may(servers, *one, RELEASE) for one in needed} == dict.fromkeys(needed, "no")
 
 
 def test_the_api_server_takes_each_plain_object(servers: Servers) -> None:
@@ -234,3 +249,41 @@ def test_the_api_server_takes_each_plain_object(servers: Servers) -> None:
 
     assert len(fit) == len(documents) - 1
     assert told.count("(server dry run)") == len(named)
+
+
+def test_runs_are_jobs_once_the_chart_says_so(servers: Servers, token: str) -> None:
+    """The account of their workers is that of `runner cluster manifest`, and their image that of the servers."""
+    place = s3_url(bucket()).replace("127.0.0.1", servers.real.address)
+    variables = {
+        **KEYS,
+        "KUBERNETES_SERVICE_HOST": servers.real.address,
+        "KUBERNETES_SERVICE_PORT": str(servers.real.port),
+    }
+    there = {"RUNNER_DATABASE_URL": servers.url, "RUNNER_ARTIFACTS": place, **variables}
+    literals = [f"--from-literal={name}={value}" for name, value in there.items()]
+    values = {
+        "jobs": {"enabled": True},
+        "artifacts": place,
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+    }
+    changed = servers.chart.with_name("jobs.yaml")
+    changed.write_text(json.dumps(values))
+    servers.kubectl("apply", "-f", "-", stdin=access_manifest(NAMESPACE))
+    servers.kubectl("-n", NAMESPACE, "create", "secret", "generic", "runner-worker", *literals)
+    with servers.real.reached(moto()):
+        with servers.reached():
+            given = ("--reuse-values", "-f", str(changed), "--wait", "--timeout=10m")
+            servers.helm("upgrade", RELEASE, str(servers.chart), "-n", RELEASE, *given)
+        [run] = servers.ask(0, "POST", "/runs", token, {})["runs"]
+        shown = servers.ask(0, "GET", f"/runs/{run['id']}", token)["status"]
+        [job] = servers.kubectl("-n", NAMESPACE, "get", "jobs", "--output=name").split()
+        until(lambda: servers.ask(0, "GET", f"/runs/{run['id']}", token)["exit_code"] is not None, WAIT)
+        ended = servers.ask(1, "GET", f"/runs/{run['id']}", token)
+        printed = servers.run(1, "runner", "runs", "logs", run["id"])
+        until(lambda: servers.kubectl("-n", NAMESPACE, "get", "jobs,pods", "--output=name") == "", WAIT)
+    servers.kubectl("-n", NAMESPACE, "delete", "secret", "runner-worker")
+
+    assert (job, shown) == (f"job.batch/runner-{run['id']}", "pending")
+    assert (ended["exit_code"], "made here" in printed) == (0, True)
+    assert {one: may(servers, *one, NAMESPACE) for one in named(JOB_RIGHTS)} == dict.fromkeys(named(JOB_RIGHTS), "yes")
+    assert may(servers, "get", "secrets", NAMESPACE) == "no"

@@ -44,3 +44,9 @@ def building(folder: Path) -> Iterator[dockerd.Daemon]:
         words = ["--wheel", str(wheel), "--tag", TAG, "--network", "host", "--ca", str(agent_image.CA)]
         subprocess.run([sys.executable, "-m", "runner", "image", "build", "--server", *words], check=True, env=env)
         yield daemon
+
+
+def put(daemon: dockerd.Daemon, folder: Path) -> None:
+    """Give it to another daemon."""
+    with building(folder) as built, built.client() as source, daemon.client() as client:
+        client.load_image(b"".join(source.get_image(TAG)))

@@ -80,25 +80,15 @@ def main(args: Namespace, out: Output) -> int:
     settings = current()
     server = remote.server_of(args, settings)
     if args.on is not None:
-        settings = place_of(args.on, settings, server)
+        from runner.cli.places import place_of
+        from runner.core.errors import UsageError
+
+        settings = place_of(args.on, settings)
+        if server is not None:
+            raise UsageError("`--on` does not work on a server", hint="leave it out, or unset RUNNER_SERVER")
     elif server is not None:
         return remote.apply(args, settings, server, out)
     return apply(args, out, settings)
-
-
-def place_of(on: str, settings: Settings, server: str | None) -> Settings:
-    """Return the settings for runs that are Jobs. Raises ``UsageError``."""
-    from msgspec.structs import replace
-
-    from runner.core.errors import UsageError
-    from runner.core.sanitize import excerpt
-
-    where, colon, context = on.partition(":")
-    if where != "kubernetes" or bool(colon) != bool(context):
-        raise UsageError(f"`--on` is `{excerpt(on)}`", hint="write kubernetes, or kubernetes:CONTEXT of the kubeconfig")
-    if server is not None:
-        raise UsageError("`--on` does not work on a server", hint="leave it out, or unset RUNNER_SERVER")
-    return replace(settings, kubernetes_context=context or settings.kubernetes_context)
 
 
 def apply(args: Namespace, out: Output, settings: Settings, turns: Path | None = None) -> int:

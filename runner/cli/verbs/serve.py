@@ -28,6 +28,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--manifests", metavar="PATH", type=Path, help="file or folder of the runs that clients may start; none"
     )
+    words = "make each run a Job of the cluster that workspaces are made in"
+    parser.add_argument("--on", metavar="kubernetes[:CONTEXT]", help=words)
     parser.add_argument(
         "--mcp-servers", metavar="PATH", type=Path, help="file or folder of the MCP servers that it hosts; none"
     )
@@ -73,6 +75,7 @@ def main(args: Namespace, out: Output) -> int:
 
     import trio
 
+    from runner.cli.places import place_of
     from runner.cli.signals import run_cancellable, stop_at_signals
     from runner.core.errors import ServerMissing, UsageError
     from runner.core.settings import current
@@ -85,7 +88,7 @@ def main(args: Namespace, out: Output) -> int:
 
     if args.rate < 1:
         raise UsageError(f"`--rate {args.rate}` lets nothing through", hint="a whole number from 1")
-    settings = current()
+    settings = current() if args.on is None else place_of(args.on, current())
     login = read_options(args.login_issuer, args.login_client, args.login_grant, words="login client")
     if login is None and args.login_secret is not None:
         raise UsageError("a secret is of a client", hint="--login-issuer URL --login-client ID")
@@ -98,6 +101,7 @@ def main(args: Namespace, out: Output) -> int:
         manifests=args.manifests,
         mcp_servers=args.mcp_servers,
         agent_types=args.agent_types,
+        jobs=args.on is not None,
         drain_seconds=args.drain,
         oidc=read_options(args.oidc_issuer, args.oidc_audience, args.oidc_grant),
         login=None if login is None else LoginOptions(login, read_secret(args.login_secret)),

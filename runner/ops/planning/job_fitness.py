@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from runner.cluster.clusters import workspace_place
-from runner.core.errors import RunnerError, UnfitForJob
+from runner.core.errors import Rejected, RunnerError, UnfitForJob
 from runner.core.settings import Settings, without_secrets
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult
+from runner.ops.webhooks import Hook
 from runner.plan.model import RunPlan
 from runner.spec.model import FromFile, FromKeyring
 from runner.steps.clone.plan import CloneBody
@@ -25,6 +26,17 @@ def job_faults(planned: PlanResult, settings: Settings) -> list[RunnerError]:
         found += _of_files(run, planned, texts)
         found += _of_secrets(run, planned)
     return found
+
+
+def check_server(settings: Settings, hooks: Mapping[str, Hook]) -> None:
+    """Raise ``Rejected`` for what keeps every run of a server, or those of its ``hooks``, from being Jobs."""
+    found = [*_of_settings(settings)]
+    for name, hook in hooks.items():
+        if hook.webhook.from_ == "alertmanager":
+            message = f"webhook `{name}` makes incidents on this host, and a Job does not see it"
+            found.append(UnfitForJob(message, hint="serve it by another server, without `--on`"))
+    if found:
+        raise Rejected(found)
 
 
 def store_faults(settings: Settings) -> Iterator[RunnerError]:

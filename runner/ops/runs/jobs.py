@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
 
 import trio
-from msgspec import Struct, field
+from msgspec import field
 from msgspec.structs import replace
 
 from runner.cluster import job
-from runner.cluster.clusters import Clusters, workspace_place
-from runner.cluster.objects import ClusterObjects, Object, Refused
-from runner.cluster.pod_access import JOB_RIGHTS, require_rights
+from runner.cluster.objects import Object, Refused
 from runner.core.errors import (
     ArtifactsMissing,
     Attached,
@@ -57,7 +54,8 @@ from runner.ops.runs.cancel import request_cancel
 from runner.ops.runs.dependencies import Advise, event_writer, ignore
 from runner.ops.runs.fetched import following, read_back
 from runner.ops.runs.history import locate
-from runner.ops.runs.start import outputs_for
+from runner.ops.runs.job_table import JobTable, open_jobs
+from runner.ops.runs.start import RunHandle, outputs_for
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
 from runner.ports.sink import Sink
@@ -66,34 +64,28 @@ from runner.ports.store import Store
 MOST_FOLLOWED = 20  # runs whose output is fetched while it grows; of more only the events are shown
 _LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline and stop budget
 _LOOK = 1.0  # seconds between looks at the store's clock
-_SOON, _LATER = 1.0, 5.0  # seconds between looks at the cluster, while something is about to change there and else
 _ALIVE = 5.0  # seconds between looks whether a worker lives
 _FETCH = 180.0  # seconds for a worker to send what a run has left
 _PAUSE = 5.0  # seconds until a quota is tried again
-_ASKED = 3  # Jobs without a pod whose events are read at each look
+_RECORD = 10.0  # seconds to record runs that are not made any more
 _ENDLESS = "1000000"  # workspaces: in a cluster its quotas count
-_BATCH = "batch/v1"
 _CANCELLED = 130  # as a run ends that is cancelled
 
 
-class JobRun(Struct, eq=False, kw_only=True):
-    """A run that is, or will be, a Job. ``error`` is why there is no ``record`` of its end."""
+class JobRun(RunHandle, kw_only=True):
+    """A run that is, or will be, a Job. ``error`` is why there is no ``record`` of its end.
 
-    id: str
-    plan: RunPlan
-    made: bool = False  # its Job, by this process
-    begun: bool = False
+    ``control`` is of the following only. Of the ``stops`` that were asked for, the worker was told ``heard``.
+    """
+
+    made: bool = False  # its Job
+    attached: bool = False  # it was there before
+    decided: trio.Event = field(default_factory=trio.Event)  # its Job is made, or there will be none
     stops: int = 0
+    heard: int = 0
     asked: trio.Event = field(default_factory=trio.Event)
-    ended: trio.Event = field(default_factory=trio.Event)
-    record: RunRecord | None = None
     error: RunnerError | None = None
     looked: float = -math.inf
-
-    def sink(self, recorded: Recorded) -> None:
-        if not self.begun:
-            self.begun = True
-            self.asked.set()  # a stop may have come too early for its worker
 
     def stopped(self, when: str) -> JobNotStarted:
         """Return the error of a run that somebody has stopped here before it had a record."""
@@ -101,9 +93,38 @@ class JobRun(Struct, eq=False, kw_only=True):
         error.exit_code = _CANCELLED
         return error
 
+    def cancel(self) -> None:
+        self.stops += 1
+        self.asked.set()
+
+    async def until_begun(self) -> None:
+        """Wait for its first event. Raises why there will be none."""
+        async with open_services() as services:
+            services.start_soon(self._until_ended, first := trio.Event())
+            services.start_soon(self._until_first, first)
+            await first.wait()
+        if self.error is not None and not self.begun.is_set():
+            raise self.error
+
+    async def _until_ended(self, first: trio.Event) -> None:
+        await self.ended.wait()
+        first.set()
+
+    async def _until_first(self, first: trio.Event) -> None:
+        await self.begun.wait()
+        first.set()
+
+    async def wait(self) -> RunRecord:
+        """Return its record when it has ended. Raises why there is none."""
+        await self.ended.wait()
+        if self.record is None:
+            assert self.error is not None
+            raise self.error
+        return self.record
+
 
 class SubmittedRuns:
-    """The runs of a plan as Jobs, by name in plan order."""
+    """The runs of a plan as Jobs, by name in plan order. ``shown`` brings here what they print and leave."""
 
     def __init__(
         self,
@@ -111,19 +132,24 @@ class SubmittedRuns:
         settings: Settings,
         *,
         store: Store,
-        objects: ClusterObjects,
+        table: JobTable,
         sinks: Sequence[Sink],
         key: str | None,
         advise: Advise,
+        shown: bool = True,
     ) -> None:
-        self._planned, self._settings, self._store, self._objects = planned, settings, store, objects
+        self._planned, self._settings, self._store, self.table = planned, settings, store, table
         self._sinks, self._key, self._advise = sinks, key, advise
-        self._submission = self._id("")
-        self._states: dict[str, job.JobState] = {}  # by run
         self._told: set[str] = set()
-        self.runs = {plan.name: JobRun(id=self._id(plan.name), plan=plan) for plan in planned.plan.runs}
+        self.runs = {plan.name: self._handle(plan) for plan in planned.plan.runs}
+        self._is_shown = shown and len(self.runs) <= MOST_FOLLOWED
+        self._brings_back = shown
         rooms = {plan.group: plan.max_parallel or len(self.runs) for plan in planned.plan.runs}
         self._rooms = {group: trio.CapacityLimiter(room) for group, room in rooms.items()}
+
+    def _handle(self, plan: RunPlan) -> JobRun:
+        control = RunCancellation(stop_budget_seconds=plan.stop_budget_seconds + _LATE)
+        return JobRun(id=self._id(plan.name), plan=plan, control=control, store=self._store)
 
     def _id(self, name: str) -> str:
         """Return the id of a run; of one with a key always the same, so that its Job is made once."""
@@ -134,8 +160,7 @@ class SubmittedRuns:
     def cancel(self) -> None:
         """Stop every run, as at home: the first call ends its work, the second its finalize phase."""
         for run in self.runs.values():
-            run.stops += 1
-            run.asked.set()
+            run.cancel()
 
     async def wait(self) -> list[RunRecord]:
         """Return the records of the runs that have one, once all are over."""
@@ -146,6 +171,13 @@ class SubmittedRuns:
     @property
     def errors(self) -> list[RunnerError]:
         return [run.error for run in self.runs.values() if run.error is not None]
+
+    async def leave(self) -> None:
+        """Record the runs that nobody will make, since this process ends; those that are Jobs go on."""
+        for run in self.runs.values():
+            if not run.made and not run.ended.is_set():
+                with trio.move_on_after(_RECORD), suppress(RunnerError):
+                    await self._skip(run, "who would have made its Job has ended")
 
     async def carry_out(self) -> None:
         await execute(Graph({name: run.plan.needs for name, run in self.runs.items()}), self._one)
@@ -164,6 +196,8 @@ class SubmittedRuns:
         except RunnerError as error:
             run.error = error
         finally:
+            self.table.forget(run.id)
+            run.decided.set()
             run.ended.set()
 
     def _blocker(self, run: JobRun) -> str | None:
@@ -189,8 +223,7 @@ class SubmittedRuns:
         """Tell whether the store has this run already, from an earlier call with its key."""
         if self._key is None or not await self._store.events(run.id):
             return False
-        said = f"run `{run.id}` has the name `{run.plan.name}` and the key `{excerpt(self._key)}`"
-        self._advise(Attached(f"{said}: attached to it, nothing is started"))
+        self._tell_attached(run)
         return True
 
     async def _make(self, run: JobRun) -> None:
@@ -202,21 +235,27 @@ class SubmittedRuns:
         try:
             made = await self._create(run)
             try:
-                await self._objects.create(self._objects.path("configmaps"), job.plan_map(run.id, text, made))
+                await self.table.give_plan(run.id, text, made)
             except BaseException:  # its pod would wait for the plan until its time is over
                 with trio.CancelScope(shield=True):
-                    await self._delete(run)
+                    await self.table.delete(run.id)
                 raise
         except Refused as error:
             hint = "see `runner cluster manifest`: what its account `runner-submitter` may do is needed here"
             raise JobNotStarted(f"run `{run.plan.name}` cannot be a Job: {error.message}", hint=hint) from error
 
+    def _tell_attached(self, run: JobRun) -> None:
+        run.attached = True
+        run.decided.set()
+        said = f"run `{run.id}` has the name `{run.plan.name}` and the key `{excerpt(self._key or '')}`"
+        self._advise(Attached(f"{said}: attached to it, nothing is started"))
+
     async def _create(self, run: JobRun) -> Object:
         """Make a Job, as soon as the namespace's quota lets it. Raises ``JobNotStarted`` when it is stopped before."""
-        body = job.job(self._shape(run))
+        shape = self._shape(run)
         while True:
             try:
-                made = await self._objects.create(self._objects.path("jobs", group=_BATCH), body, again=True)
+                made = await self.table.make(shape)
             except Refused as error:
                 if not job.is_quota(error.message):
                     raise
@@ -228,15 +267,19 @@ class SubmittedRuns:
                 if run.stops:
                     raise run.stopped("its Job was made") from error
                 continue
-            if made is not None:  # or the earlier one of its name is gone by now
-                run.made = True
-                return made
+            if made is None:  # the earlier one of its name is gone by now
+                continue
+            run.made = True
+            if self.table.is_of_another(run.id):
+                self._tell_attached(run)
+            run.decided.set()
+            return made
 
     def _shape(self, run: JobRun) -> job.JobShape:
         settings, plan = self._settings, run.plan
         assert settings.worker_image is not None
         given = {
-            "RUNNER_KUBERNETES_NAMESPACE": self._objects.namespace,
+            "RUNNER_KUBERNETES_NAMESPACE": self.table.namespace,
             "RUNNER_KUBERNETES_RUNTIME_CLASS": settings.kubernetes_runtime_class or "",
             "WORKSPACE_DEFAULT_CPU": f"{settings.default_cpus:g}",
             "WORKSPACE_DEFAULT_MEMORY": size_text(settings.default_memory),
@@ -249,7 +292,7 @@ class SubmittedRuns:
         return job.JobShape(
             run=run.id,
             name=plan.name,
-            submission=self._submission,
+            submission=self.table.submission,
             image=settings.worker_image,
             secret=settings.worker_secret,
             seconds=plan.worst_case()[1],
@@ -259,44 +302,6 @@ class SubmittedRuns:
             queue=plan.queue,
             priority_class=settings.worker_priority,
         )
-
-    async def _delete(self, run: JobRun) -> None:
-        """Delete a Job, with its pod and its plan; it goes by itself when the cluster does not answer now."""
-        path = self._objects.path("jobs", job.job_name(run.id), group=_BATCH)
-        with suppress(ProviderFailed):
-            await self._objects.delete(path, propagationPolicy="Background")
-
-    async def look(self) -> None:
-        """Look at the Jobs again and again, all with the same few requests."""
-        while True:
-            with suppress(ProviderFailed):  # what is known stays so, and the runs are followed in the store
-                await self._look()
-            waiting = any(run.made and not (run.begun and run.record is None) for run in self.runs.values())
-            await trio.sleep(_SOON if waiting else _LATER)
-
-    async def _look(self) -> None:
-        made = {run.id for run in self.runs.values() if run.made}
-        if not made:
-            return
-        selector = f"{job.SUBMISSION}={self._submission}"
-        jobs = _by_run(await self._objects.get(self._objects.path("jobs", group=_BATCH), labelSelector=selector))
-        pods = _by_run(await self._objects.get(self._objects.path("pods"), labelSelector=selector))
-        left = _ASKED
-        for run in made:
-            if run not in jobs:
-                self._states[run] = job.GONE
-                continue
-            events: Sequence[Object] = ()
-            if not pods[run] and left:
-                left, events = left - 1, await self._events(run)
-            self._states[run] = job.judge(jobs[run][0], pods[run], events)
-
-    async def _events(self, run: str) -> Sequence[Object]:
-        selector = f"involvedObject.kind=Job,involvedObject.name={job.job_name(run)}"
-        with suppress(ProviderFailed):  # not everybody may read them
-            found = await self._objects.get(self._objects.path("events"), fieldSelector=selector)
-            return (found or {}).get("items") or ()
-        return ()
 
     def _tell(self, run: JobRun, state: job.JobState) -> None:
         """Tell for what Jobs wait, once for all that wait for the same."""
@@ -310,10 +315,8 @@ class SubmittedRuns:
     async def _follow(self, run: JobRun) -> RunRecord:
         """Pass the events of a run to the sinks, and return its record. Raises ``JobNotStarted``, ``JobLost``."""
         stored = locate(self._settings, RunRecord(id=run.id))
-        control = RunCancellation(stop_budget_seconds=run.plan.stop_budget_seconds + _LATE)
-        few = len(self.runs) <= MOST_FOLLOWED
         async with (
-            following(stored, self._settings) if few else nullcontext() as follower,
+            following(stored, self._settings) if self._is_shown else nullcontext() as follower,
             open_services() as services,
         ):
             services.start_soon(self._heed, run)
@@ -321,69 +324,76 @@ class SubmittedRuns:
             lost = partial(self._is_lost, run)
             try:
                 return await follow(
-                    run.id, self._store, [run.sink, *self._sinks], control, is_lost=lost, arrive=arrive, look=_LOOK
+                    run.id,
+                    self._store,
+                    [partial(self._seen, run), *self._sinks],
+                    run.control,
+                    is_lost=lost,
+                    arrive=arrive,
+                    look=_LOOK,
                 )
             except RunUnfinished as error:
                 if run.error is not None:
                     raise run.error from error
                 with suppress(ProviderFailed):
-                    await self._look()
-                why = self._state(run).why
+                    await self.table.look()
+                why = self.table.state(run.id).why
                 hint = f"`runner recover {run.id}` ends it"
                 raise JobLost(f"{error.message}" + (f": {why}" if why else ""), hint=hint) from error
 
-    def _state(self, run: JobRun) -> job.JobState:
-        return self._states.get(run.id, job.JobState())
+    def _seen(self, run: JobRun, recorded: Recorded) -> None:
+        run.sink(recorded)
+        self.table.begun(run.id)
 
     async def _is_lost(self, run: JobRun) -> bool:
         """Tell whether nothing more comes of a run: its Job never begins it, or its worker is dead."""
-        if run.begun or not run.made:
+        if run.begun.is_set() or not run.made:
             if trio.current_time() < run.looked + _ALIVE:
                 return False
             run.looked = trio.current_time()
             return await is_run_lost(self._store, self._settings.home, run.id)
-        state, name = self._state(run), run.plan.name
-        if run.stops:
-            run.error = run.stopped("it began")
-        elif state.hopeless:
-            run.error = JobNotStarted(f"the Job of run `{name}` does not start: {state.hopeless}", hint=state.hint)
-        elif state.over:
-            hint = "look at RUNNER_DATABASE_URL in the Secret of RUNNER_WORKER_SECRET" if not state.why else None
-            why = state.why or "its worker has told another store of it"
-            run.error = JobLost(f"the Job of run `{name}` is over before the run began: {why}", hint=hint)
-        else:
+        state = self.table.state(run.id)
+        error = _why_never(run, state)
+        if error is None:
             if state.waits:
                 self._tell(run, state)
             return False
-        await self._delete(run)
-        if not await self._store.events(run.id):
-            return True
-        run.error = None  # it has begun just now
-        return False
+        run.heard = min(run.stops, 1)  # its end tells a worker that begins just now to stop
+        if not await self.table.delete(run.id):
+            run.heard = 0
+            run.asked.set()
+            return False
+        with trio.move_on_after(run.plan.stop_budget_seconds + _LATE), suppress(ProviderFailed):
+            await self.table.worker_ended(run.id)
+        if await self._store.events(run.id):  # it has begun after all, and tells how it ended
+            return False
+        run.error = error
+        return True
 
     async def _heed(self, run: JobRun) -> None:
-        """Ask the worker to stop each time that this is asked for here."""
-        heard = 0
+        """Ask the worker to stop each time that this was asked for here, as soon as it has begun."""
+        await run.begun.wait()
         while True:
-            await run.asked.wait()
-            run.asked = trio.Event()
-            while heard < run.stops and run.begun:
-                heard += 1
+            while run.heard < run.stops:
+                run.heard += 1
                 try:
                     await request_cancel(self._store, self._settings.home, run.id)
                 except RunElsewhere as error:
                     if run.record is None:
                         error.severity = "warning"
                         self._advise(error)
+            await run.asked.wait()
+            run.asked = trio.Event()
 
     async def _bring_back(self, run: JobRun, record: RunRecord) -> RunRecord:
         """Fetch what a run has left, which its worker sends at last, and remove its Job."""
         stored = locate(self._settings, record)
         is_needed = any(run.plan.name in one.plan.needs for one in self.runs.values())
         deadline = trio.current_time() + _FETCH
-        while run.made and not self._state(run).over and trio.current_time() < deadline:  # noqa: ASYNC110  # by looking
+        self.table.ended(run.id)
+        while run.made and not self.table.state(run.id).over and trio.current_time() < deadline:  # noqa: ASYNC110
             await trio.sleep(_LOOK / 2)
-        while True:
+        while self._brings_back or is_needed:
             record = replay(run.id, await self._store.events(run.id))
             try:
                 await read_back(replace(stored, record=record), self._settings, whole=is_needed)
@@ -396,13 +406,27 @@ class SubmittedRuns:
                 self._warn(error)
                 break
             await trio.sleep(_LOOK)
-        if run.made and self._state(run).over:
-            await self._delete(run)
-        return record
+        if run.made and self.table.state(run.id).over:
+            await self.table.delete(run.id)
+        return replay(run.id, await self._store.events(run.id))
 
     def _warn(self, error: RunnerError) -> None:
         error.severity = "warning"
         self._advise(error)
+
+
+def _why_never(run: JobRun, state: job.JobState) -> RunnerError | None:
+    """Say why a run that has not begun never will."""
+    name = run.plan.name
+    if run.stops:
+        return run.stopped("it began")
+    if state.hopeless:
+        return JobNotStarted(f"the Job of run `{name}` does not start: {state.hopeless}", hint=state.hint)
+    if state.over:
+        hint = "look at RUNNER_DATABASE_URL in the Secret of RUNNER_WORKER_SECRET" if not state.why else None
+        why = state.why or "its worker has told another store of it"
+        return JobLost(f"the Job of run `{name}` is over before the run began: {why}", hint=hint)
+    return None
 
 
 @asynccontextmanager
@@ -421,18 +445,38 @@ async def submit_runs(
     """
     check_jobs(planned, settings)
     make_home(settings)
-    clusters = Clusters(settings).connect(workspace_place(settings))
     with unwrapping_groups():
-        async with open_state(settings) as store, clusters as (target, way):
-            objects = ClusterObjects(way, target.server, target.namespace)
-            await require_rights(objects, JOB_RIGHTS)
-            runs = SubmittedRuns(planned, settings, store=store, objects=objects, sinks=sinks, key=key, advise=advise)
-            async with open_services() as services:
-                services.start_soon(runs.look)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(runs.carry_out)
-                    yield runs
-                    await runs.wait()
+        async with open_state(settings) as store, open_jobs(settings) as table:
+            submitting = submit_to(table, planned, settings, store, sinks, key=key, advise=advise)
+            async with submitting as runs:
+                yield runs
+
+
+@asynccontextmanager
+async def submit_to(
+    table: JobTable,
+    planned: PlanResult,
+    settings: Settings,
+    store: Store,
+    sinks: Sequence[Sink] = (),
+    *,
+    key: str | None = None,
+    advise: Advise = ignore,
+    shown: bool = True,
+) -> AsyncIterator[SubmittedRuns]:
+    """Do what ``submit_runs`` does, with an open store and a cluster; unless ``shown``, without fetching anything."""
+    check_jobs(planned, settings)
+    await table.require_rights()
+    runs = SubmittedRuns(planned, settings, store=store, table=table, sinks=sinks, key=key, advise=advise, shown=shown)
+    try:
+        with unwrapping_groups():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(runs.carry_out)
+                yield runs
+                await runs.wait()
+    finally:
+        with trio.CancelScope(shield=True):
+            await runs.leave()
 
 
 def check_jobs(planned: PlanResult, settings: Settings) -> None:
@@ -452,10 +496,3 @@ def require_size(plan: RunPlan, text: str) -> None:
     if len(text.encode()) > job.MAX_PLAN:
         message = f"the plan of run `{plan.name}` has {len(text.encode()) >> 10} KiB, and a ConfigMap takes 1023"
         raise UnfitForJob(message, hint="make its prompt, its script or the outputs that it names shorter")
-
-
-def _by_run(listed: Object | None) -> Mapping[str, list[Object]]:
-    found: dict[str, list[Object]] = defaultdict(list)
-    for one in (listed or {}).get("items") or ():
-        found[str(one["metadata"].get("labels", {}).get(job.RUN, ""))].append(one)
-    return found

@@ -90,10 +90,14 @@ class RunHandle(Struct, eq=False, kw_only=True):
         """Stop the run: the first call ends its work, the second its finalize phase as well."""
         self.control.stop()
 
+    async def until_begun(self) -> None:
+        """Wait for its first event."""
+        await self.begun.wait()
+
     @asynccontextmanager
     async def events(self, after: int = 0) -> AsyncIterator[AsyncIterator[Recorded]]:
         """Iterate in the block over the run's events numbered above ``after``, past and coming, to its last."""
-        await self.begun.wait()
+        await self.until_begun()
         async with (
             aclosing(self.store.watch(self.id, after=after)) as recorded,
             aclosing(_until_ended(recorded)) as events,

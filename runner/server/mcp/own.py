@@ -16,7 +16,6 @@ from runner.core.codec import encode
 from runner.core.errors import BadRequest
 from runner.core.model import Status
 from runner.events.events import Recorded, RunEnded, as_json
-from runner.ops.host.liveness import is_run_lost
 from runner.ops.runs.start import RunHandle
 from runner.ops.triage.incident_directory import new_incident_file
 from runner.ops.triage.manifest import manifest_of, store_manifest
@@ -139,7 +138,7 @@ async def show_events(call: Call, tell: Tell) -> RunEvents:
     found: list[dict[str, Any]] = []
     last, size = body.after, 0
     waiting = trio.move_on_after(body.wait_seconds)
-    if not body.wait_seconds or row.ended is not None or await is_run_lost(env.store, env.settings.home, row.id):
+    if not body.wait_seconds or row.ended is not None or await call.server.running.is_lost(row.id):
         waiting.cancel()
 
     def take(recorded: Recorded) -> bool:
@@ -156,7 +155,7 @@ async def show_events(call: Call, tell: Tell) -> RunEvents:
                 recorded = await anext(events)
                 room = take(recorded)
                 await tell(recorded)
-    state = (await runs.shown_run(call, await env.store.find(row.id))).state
+    state = (await runs.shown_run(call, await runs.visible(call))).state
     return RunEvents(events=found, last=last, state=state)
 
 

@@ -17,7 +17,7 @@ from runner.core.settings import Settings
 from runner.events.record import RunRecord, fold
 from runner.ops.runs.fetched import read_back
 from runner.ops.runs.header import header_of
-from runner.ops.runs.history import StoredRun, find_run
+from runner.ops.runs.history import StoredRun
 from runner.ops.runs.page import read_page
 from runner.ops.runs.secret_values import make_redactor
 from runner.ops.runs.step_output import StepOutput, translator_of
@@ -29,7 +29,7 @@ from runner.report.html.run import RunContents, values_of
 from runner.report.triage import Result
 from runner.server.events import EventStream
 from runner.server.page.app import Page, View, Visit, fragment
-from runner.server.routes.runs import visible
+from runner.server.routes.runs import stored_run, visible
 
 LOOK = 1.0  # seconds between looks at a run that goes on
 _LINES = (60, 32 << 10)  # of what a step prints that are shown, and their characters
@@ -42,7 +42,7 @@ class LiveRun:
         self._directory = stored.directory
         self._redact = make_redactor(settings).text
         self._agent = header_of(planned(stored)).agent
-        self.record = RunRecord(id=stored.record.id)
+        self.record = RunRecord(id=stored.record.id, name=stored.record.name)
         self._account = read_account(self.record, stored.directory)
         self._seen = 0
         self._outputs: dict[str, StepOutput] = {}
@@ -85,11 +85,11 @@ class LiveRun:
 async def _run(visit: Visit) -> Page:
     settings = visit.server.env.settings
     row = await visible(visit.call())
-    stored = await find_run(settings, row.id)
+    stored = await stored_run(visit.call(), row)
     with suppress(RunnerError):  # what the journal has is shown all the same
         await read_back(stored, settings)
     record = stored.record
-    if record.status is Status.RUNNING:
+    if record.status in (Status.PENDING, Status.RUNNING):
         live = await trio.to_thread.run_sync(LiveRun, stored, settings)
         try:
             seen = await live.look(visit.server.env.store)
@@ -114,15 +114,19 @@ def _graph(stored: StoredRun) -> Drawing | None:
 async def _live(visit: Visit) -> EventStream:
     settings = visit.server.env.settings
     row = await visible(visit.call())
-    live = await trio.to_thread.run_sync(LiveRun, await find_run(settings, row.id), settings)
-    return EventStream(visit.server, row.id, _parts(live, visit.server.env.store))
+    stored = await stored_run(visit.call(), row)
+    return EventStream(visit.server, row.id, _parts(stored, settings, visit.server.env.store))
 
 
-async def _parts(live: LiveRun, store: Reader) -> AsyncGenerator[str]:
+async def _parts(stored: StoredRun, settings: Settings, store: Reader) -> AsyncGenerator[str]:
     """Yield the changing part of a run's page whenever it has changed, to the end of the run."""
     shown = ""
+    live = await trio.to_thread.run_sync(LiveRun, stored, settings)
     try:
         while live.record.ended is None:
+            if live.record.started:  # what a run elsewhere prints comes here piece by piece
+                with suppress(RunnerError):
+                    await read_back(stored, settings)
             values = await live.look(store)
             part = await trio.to_thread.run_sync(partial(fragment, "live.html", **values))
             if part != shown:

@@ -17,6 +17,7 @@ from runner.core.model import Status
 from runner.events.events import RunStarted
 from runner.ops.host.state import this_runner
 from runner.ops.planning.make_plan import PlanResult, make_plan
+from runner.ops.runs.job_table import JobTable
 from runner.ops.runs.jobs import SubmittedRuns
 from runner.store.memory import MemoryStore
 from tests.support.situations import Project, document
@@ -80,7 +81,8 @@ def submitted(
 ) -> SubmittedRuns:
     settings = project.settings(RUNNER_WORKER_IMAGE="registry.example/worker:1")
     told: list[RunnerError] = []
-    return SubmittedRuns(planned, settings, store=store, objects=objects, sinks=[], key=key, advise=told.append)
+    table = JobTable(objects)
+    return SubmittedRuns(planned, settings, store=store, table=table, sinks=[], key=key, advise=told.append)
 
 
 async def begin(store: MemoryStore, runs: SubmittedRuns, name: str) -> str:
@@ -110,7 +112,7 @@ async def test_a_second_apply_with_the_key_of_a_job_that_waits_leaves_it(
 
     async with trio.open_nursery() as nursery:
         for runs in (first, second):
-            nursery.start_soon(runs.look)
+            nursery.start_soon(runs.table.keep_looking)
             nursery.start_soon(runs.carry_out)
             await trio.sleep(60)
         assert len(cluster.jobs) == 1
@@ -125,7 +127,7 @@ async def test_a_stop_that_comes_as_the_run_begins_reaches_its_worker(
     runs = submitted(project, await planned_runs(project, "work"), store, cluster)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(runs.look)
+        nursery.start_soon(runs.table.keep_looking)
         nursery.start_soon(runs.carry_out)
         await trio.sleep(10.5)
         runs.cancel()

@@ -37,7 +37,7 @@ def api() -> Iterator[Api]:
     made = Api()
     made("POST", "/double/images", [IMAGE])
     yield made
-    for what, usual in (("images", []), ("quota", ""), ("unschedulable", "")):
+    for what, usual in (("images", []), ("quota", ""), ("unschedulable", ""), ("held", False)):
         made("POST", f"/double/{what}", usual)
     until(lambda: made.pods() == [], 60)
     assert made("GET", JOBS)["items"] == []
@@ -115,6 +115,58 @@ def test_a_run_is_cancelled_followed_and_told_of_from_elsewhere_too(project: Pro
     assert "CANCELLED work at agent" in seen
     assert "LEFT BEHIND" not in out
     assert newest(other)["status"] == "cancelled"
+
+
+def test_a_stop_in_the_moment_in_which_the_worker_begins_is_passed_on(project: Project, api: Api) -> None:
+    """It comes before the first event is seen here, and when the store has it already."""
+    plays(project, "sleep 300")
+    api("POST", "/double/held", True)
+    applied = submit(project)
+    until(lambda: has_worker(api), 30)
+    applied.send_signal(signal.SIGSTOP)
+    api("POST", "/double/held", False)
+    until(lambda: project.json("runs", "list", "--all") != [], 60)
+
+    applied.send_signal(signal.SIGINT)
+    applied.send_signal(signal.SIGCONT)
+    out, err = applied.communicate(timeout=60)
+
+    assert (applied.returncode, "CANCELLED" in out) == (130, True), out + err
+    assert newest(project)["status"] == "cancelled"
+
+
+def has_worker(api: Api) -> bool:
+    [pod] = api("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"] or [{"status": {}}]
+    return bool(pod["status"].get("phase") == "Running")
+
+
+def test_a_stop_before_the_worker_is_the_runner_leaves_no_run(project: Project, api: Api) -> None:
+    plays(project, WORK)
+    api("POST", "/double/held", True)
+    applied = submit(project)
+    until(lambda: has_worker(api), 30)
+
+    applied.send_signal(signal.SIGINT)
+    _, err = applied.communicate(timeout=60)
+
+    assert (applied.returncode, "was stopped before it began" in err) == (130, True), err
+    assert (project.json("runs", "list", "--all"), names(api, "pods")) == ([], [])
+
+
+@pytest.mark.nightly
+def test_a_stop_at_any_moment_is_heard_by_the_worker_or_leaves_no_run(project: Project) -> None:
+    plays(project, "sleep 300")
+    for tenths in range(2, 34, 3):
+        applied = submit(project)
+        before = {run["id"] for run in project.json("runs", "list", "--all")}
+        with pytest.raises(subprocess.TimeoutExpired):
+            applied.wait(timeout=1 + tenths / 10)
+        applied.send_signal(signal.SIGINT)
+        out, err = applied.communicate(timeout=60)
+
+        new = [run for run in project.json("runs", "list", "--all") if run["id"] not in before]
+        assert applied.returncode == 130, out + err
+        assert [run["status"] for run in new] in ([], ["cancelled"], ["skipped"]), out + err
 
 
 def step_of(project: Project, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs as Jobs of a real cluster: workers of the wheel, whose account has the rights of `runner cluster manifest`."""
+"""Runs as Jobs of a real cluster: workers of the server's image, with the rights of `runner cluster manifest`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.ops.runs.test_jobs import WORK, newest, submit
-from tests.support import cluster, dockerd
+from tests.support import cluster, dockerd, server_image
 from tests.support.artifact_stores import KEYS, bucket, moto, s3_url
-from tests.support.cluster import worker_image
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
 from tests.support.needs import POSTGRES
 from tests.support.situations import Project, until
@@ -22,10 +21,9 @@ pytestmark = [CLUSTER.mark, POSTGRES.mark, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
-def real() -> Cluster:
+def real(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     found = cluster.real_cluster()
-    with found.daemon.client() as client:
-        worker_image.make(client)
+    server_image.put(found.daemon, tmp_path_factory.mktemp("image"))
     return found
 
 
@@ -59,7 +57,7 @@ def project(project: Project, real: Cluster, tmp_path: Path) -> Iterator[Project
         **KEYS,
         "KUBECONFIG": str(real.kubeconfig),
         "RUNNER_KUBERNETES_NAMESPACE": NAMESPACE,
-        "RUNNER_WORKER_IMAGE": worker_image.IMAGE,
+        "RUNNER_WORKER_IMAGE": server_image.TAG,
     }
     with ExitStack() as stack:
         stack.enter_context(real.reached(port, store, real.port))

@@ -76,7 +76,7 @@ class Double:
             self.classes = given
         elif what == "version":
             self.told = tuple(given)
-        elif what in ("images", "quota", "unschedulable"):
+        elif what in ("images", "quota", "unschedulable", "held"):
             setattr(self.worlds, what, given)
         elif what == "kill":
             os.killpg(self.workers[given].pid, signal.SIGKILL)
@@ -221,11 +221,11 @@ class _Answer(BaseHTTPRequestHandler):
         elif query.get("watch"):
             self._watch(resource, query["fieldSelector"].partition("=")[2], int(query["resourceVersion"]))
         elif name is None:
-            wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
+            wanted = _labels(query.get("labelSelector", ""))
             about = dict(part.split("=") for part in query.get("fieldSelector", "").split(",") if part)
             with self.of.changed:
                 items = [one for (kind, _), one in self.of.objects.items() if kind == resource]
-            items = [one for one in items if wanted.items() <= one["metadata"].get("labels", {}).items()]
+            items = [one for one in items if _has(one["metadata"].get("labels", {}), wanted)]
             named = about.get("involvedObject.name")
             items = [one for one in items if named in (None, one.get("involvedObject", {}).get("name"))]
             self._say(200, {"kind": f"{_KINDS[resource]}List", "items": items})
@@ -374,6 +374,16 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
     while len(found) < size and (chunk := stream.recv(size - len(found))):
         found += chunk
     return found
+
+
+def _labels(selector: str) -> list[tuple[str, set[str]]]:
+    """The labels that a selector names, with the values that each may have."""
+    found = re.findall(r"([^=, ]+)(?:=([^,]*)| in [(]([^)]*)[)])", selector)
+    return [(name, {*several.split(",")} if several else {one}) for name, one, several in found]
+
+
+def _has(labels: dict[str, str], wanted: list[tuple[str, set[str]]]) -> bool:
+    return all(labels.get(name) in values for name, values in wanted)
 
 
 def _is_of_job(pod: dict[str, Any]) -> bool:

@@ -31,6 +31,7 @@ class Worlds:
         self.images: set[str] = set()
         self.quota = ""  # why no pod may be made
         self.unschedulable = ""
+        self.held = False  # workers wait, before they are programs of the runner
 
 
 def start(double: Double, name: str) -> None:
@@ -79,8 +80,11 @@ class _Worker:
         [container] = spec["containers"]
         while self._double.worlds.unschedulable:
             why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-            self._set(conditions=[{**why, "message": self._double.worlds.unschedulable}])
+            with suppress(KeyError):  # it was deleted meanwhile
+                self._set(conditions=[{**why, "message": self._double.worlds.unschedulable}])
             time.sleep(0.1)
+        if ("pods", self._name) not in self._double.objects:
+            return
         if container["image"] not in self._double.worlds.images:
             self._wait_in("ErrImagePull", f"{container['image']}: not found")
             return
@@ -90,7 +94,7 @@ class _Worker:
         log = self._folder / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [self._placed(spec, container, word) for word in container["command"]],
+                [*self._held(), *(self._placed(spec, container, word) for word in container["command"])],
                 cwd=self._placed(spec, container, container["workingDir"]),
                 env={name: self._placed(spec, container, value) for name, value in variables.items()},
                 stdin=subprocess.DEVNULL,
@@ -112,6 +116,21 @@ class _Worker:
             failed = {"type": "Failed", "reason": "BackoffLimitExceeded", "message": "Job has reached the limit"}
             condition = failed if code else {"type": "Complete"}
             self._double.put("jobs", {**job, "status": {"conditions": [{**condition, "status": "True"}]}})
+
+    def _held(self) -> list[str]:
+        """What a command waits behind for as long as workers are held; TERM ends it, as it would the worker."""
+        if not self._double.worlds.held:
+            return []
+        hold = self._folder / "held"
+        hold.touch()
+
+        def release() -> None:
+            while self._double.worlds.held:
+                time.sleep(0.05)
+            hold.unlink()
+
+        threading.Thread(target=release, daemon=True).start()
+        return ["sh", "-c", 'while [ -e "$0" ]; do sleep 0.05; done; exec "$@"', str(hold)]
 
     def _wait_in(self, reason: str, message: str) -> None:
         [container] = self._double.objects["pods", self._name]["spec"]["containers"]

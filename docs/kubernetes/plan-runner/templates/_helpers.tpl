@@ -14,6 +14,10 @@ labels:
   {{- include "labels" . | nindent 2 }}
 {{- end -}}
 
+{{- define "image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
 {{- define "labels" -}}
 {{ include "selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}

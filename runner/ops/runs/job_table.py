@@ -1,0 +1,157 @@
+"""Jobs of a cluster that a process has made: made, looked at all with the same few requests, and deleted."""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import trio
+
+from runner.cluster import job
+from runner.cluster.clusters import Clusters, workspace_place
+from runner.cluster.objects import ClusterObjects, Object
+from runner.cluster.pod_access import JOB_RIGHTS, require_rights
+from runner.core.errors import ProviderFailed
+from runner.core.ids import run_id
+from runner.core.nurseries import open_services
+from runner.core.settings import Settings
+
+_SOON, _LATER = 1.0, 5.0  # seconds between looks at the cluster, while something is about to change there and else
+_ASKED = 3  # Jobs without a pod whose events are read at each look
+_BATCH = "batch/v1"
+_HEARD = 0.2  # seconds between looks at a worker that is told to end
+
+
+class JobTable:
+    """The Jobs of a process, by their runs. All have one label, by which they are looked at."""
+
+    def __init__(self, objects: ClusterObjects) -> None:
+        self._objects = objects
+        self.submission = run_id(secrets.token_bytes(8))
+        self._states: dict[str, job.JobState] = {}
+        self._submissions: dict[str, str] = {}  # of the runs' Jobs; another process may have made one before
+        self._waiting: set[str] = set()  # runs whose Job is about to begin, or to be over
+        self._is_allowed = False
+
+    @property
+    def namespace(self) -> str:
+        return self._objects.namespace
+
+    async def require_rights(self) -> None:
+        """Raise ``ProviderFailed`` unless this process may make Jobs; asked until the cluster has said yes."""
+        if not self._is_allowed:
+            await require_rights(self._objects, JOB_RIGHTS)
+            self._is_allowed = True
+
+    async def make(self, shape: job.JobShape) -> Object | None:
+        """Make a Job, or return the one that the run has; ``None`` when that is gone by now. Raises ``Refused``."""
+        made = await self._objects.create(self._objects.path("jobs", group=_BATCH), job.job(shape), again=True)
+        if made is None:
+            return None
+        self._submissions[shape.run] = str((made["metadata"].get("labels") or {}).get(job.SUBMISSION, self.submission))
+        self._states[shape.run] = job.JobState()
+        self._waiting.add(shape.run)
+        return made
+
+    async def give_plan(self, run: str, text: str, made: Object) -> None:
+        """Make the plan that a Job waits for. Raises ``Refused``."""
+        await self._objects.create(self._objects.path("configmaps"), job.plan_map(run, text, made))
+
+    def is_of_another(self, run: str) -> bool:
+        """Tell whether another process has made the Job of a run before."""
+        return self._submissions[run] != self.submission
+
+    def state(self, run: str) -> job.JobState:
+        """Return the state of a run's Job as it was at the last look."""
+        return self._states.get(run, job.JobState())
+
+    def begun(self, run: str) -> None:
+        self._waiting.discard(run)
+
+    def ended(self, run: str) -> None:
+        """From now on the end of the run's Job is waited for."""
+        if run in self._states:
+            self._waiting.add(run)
+
+    async def delete(self, run: str) -> bool:
+        """Delete a Job with its pod and its plan; tell whether the cluster took that. Otherwise it goes by itself."""
+        path = self._objects.path("jobs", job.job_name(run), group=_BATCH)
+        try:
+            await self._objects.delete(path, propagationPolicy="Background")
+        except ProviderFailed:
+            return False
+        return True
+
+    def forget(self, run: str) -> None:
+        self._waiting.discard(run)
+        self._states.pop(run, None)
+        self._submissions.pop(run, None)
+
+    async def worker_ended(self, run: str) -> None:
+        """Wait until no worker of a deleted Job runs any more, nor will."""
+        selector = f"{job.RUN}={run},{job.SUBMISSION}={self._submissions[run]}"
+        while True:
+            found = await self._objects.get(self._objects.path("pods"), labelSelector=selector)
+            if not any(map(_may_run, (found or {}).get("items") or ())):
+                return
+            await trio.sleep(_HEARD)
+
+    async def keep_looking(self) -> None:
+        while True:
+            with suppress(ProviderFailed):  # what is known stays so, and the runs are followed in the store
+                await self.look()
+            await trio.sleep(_SOON if self._waiting else _LATER)
+
+    async def look(self) -> None:
+        """Look at the Jobs now. Raises ``ProviderFailed``."""
+        made = {*self._states}
+        if not made:
+            return
+        first, *others = sorted({*self._submissions.values()})
+        selector = f"{job.SUBMISSION} in ({','.join((first, *others))})" if others else f"{job.SUBMISSION}={first}"
+        jobs = _by_run(await self._objects.get(self._objects.path("jobs", group=_BATCH), labelSelector=selector))
+        pods = _by_run(await self._objects.get(self._objects.path("pods"), labelSelector=selector))
+        left = _ASKED
+        for run in made & self._states.keys():
+            if run not in jobs:
+                self._states[run] = job.GONE
+                continue
+            events: Sequence[Object] = ()
+            if not pods[run] and left:
+                left, events = left - 1, await self._events(run)
+            if run in self._states:
+                self._states[run] = job.judge(jobs[run][0], pods[run], events)
+
+    async def _events(self, run: str) -> Sequence[Object]:
+        selector = f"involvedObject.kind=Job,involvedObject.name={job.job_name(run)}"
+        with suppress(ProviderFailed):  # not everybody may read them
+            found = await self._objects.get(self._objects.path("events"), fieldSelector=selector)
+            return (found or {}).get("items") or ()
+        return ()
+
+
+@asynccontextmanager
+async def open_jobs(settings: Settings) -> AsyncIterator[JobTable]:
+    """Connect to the cluster that Jobs are made in, and look at them while the block runs.
+
+    Raises ``ProviderFailed``, and the errors of the kubeconfig.
+    """
+    async with Clusters(settings).connect(workspace_place(settings)) as (target, way):
+        table = JobTable(ClusterObjects(way, target.server, target.namespace))
+        async with open_services() as services:
+            services.start_soon(table.keep_looking)
+            yield table
+
+
+def _may_run(pod: Object) -> bool:
+    phase = (pod.get("status") or {}).get("phase")
+    return phase == "Running" or (phase == "Pending" and "deletionTimestamp" not in pod["metadata"])
+
+
+def _by_run(listed: Object | None) -> Mapping[str, list[Object]]:
+    found: dict[str, list[Object]] = defaultdict(list)
+    for one in (listed or {}).get("items") or ():
+        found[str(one["metadata"].get("labels", {}).get(job.RUN, ""))].append(one)
+    return found
