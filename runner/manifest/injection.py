@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 from runner.core.hosts import RULE
 from runner.core.injection import REQUEST_RULE, TLS_PORT, Injection, canonical_path
-from runner.manifest.kinds._fields import Fault, Faults, Shape, VariableName
+from runner.manifest.kinds._fields import Fault, Faults, Shape, VariableName, matching
 from runner.manifest.secret_source import SecretSource
 
 _KINDS = ("bearer", "basic", "header")
@@ -22,20 +22,11 @@ _USER = re.compile(r"[^\x00-\x20\x7f:]{1,128}")
 _RESERVED = {"host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "expect"}
 
 
-def _pattern(pattern: re.Pattern[str], words: str) -> tuple[AfterValidator, WithJsonSchema]:
-    def check(text: str) -> str:
-        if not pattern.fullmatch(text):
-            raise ValueError(words)
-        return text
-
-    return AfterValidator(check), WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern.pattern})$"})
-
-
-ExactHost = Annotated[str, *_pattern(_EXACT, "one host such as `api.github.com` or `registry.corp:8443`")]
-HeaderName = Annotated[str, *_pattern(_HEADER, "the name of a header such as `Private-Token`")]
-UserName = Annotated[str, *_pattern(_USER, "a user name without `:` and white space")]
+ExactHost = Annotated[str, *matching(_EXACT, "one host such as `api.github.com` or `registry.corp:8443`")]
+HeaderName = Annotated[str, *matching(_HEADER, "the name of a header such as `Private-Token`")]
+UserName = Annotated[str, *matching(_USER, "a user name without `:` and white space")]
 RequestRule = Annotated[
-    str, *_pattern(REQUEST_RULE, "a method and a path such as `GET /repos/acme/**`, or the path alone")
+    str, *matching(REQUEST_RULE, "a method and a path such as `GET /repos/acme/**`, or the path alone")
 ]
 
 

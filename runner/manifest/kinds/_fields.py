@@ -137,15 +137,15 @@ def image_name(text: str) -> str:
     return text
 
 
-def _matches(pattern: re.Pattern[str], words: str) -> AfterValidator:
-    """Return the validator of a text that is ``words``."""
+def matching(pattern: re.Pattern[str], words: str, **more: Any) -> tuple[AfterValidator, Any]:
+    """Return the annotations of a text that is ``words``; ``more`` is as for ``Field``."""
 
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
             raise ValueError(words)
         return text
 
-    return AfterValidator(check)
+    return AfterValidator(check), Field(json_schema_extra={"pattern": f"^(?:{pattern.pattern})$"}, **more)
 
 
 _TOOLCHAIN = re.compile(r"/[^\0]*|[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -230,9 +230,7 @@ RelativePath = Annotated[
 ]
 AbsolutePath = Annotated[str, AfterValidator(_absolute_path), Field(json_schema_extra={"pattern": "^/[^\0]*$"})]
 Toolchain = Annotated[
-    str,
-    _matches(_TOOLCHAIN, "an absolute path such as `/opt/node`, or the name of a program such as `node`"),
-    Field(json_schema_extra={"pattern": f"^(?:{_TOOLCHAIN.pattern})$"}),
+    str, *matching(_TOOLCHAIN, "an absolute path such as `/opt/node`, or the name of a program such as `node`")
 ]
 RelativePaths = Annotated[
     list[RelativePath], AfterValidator(no_repeats), Field(json_schema_extra={"uniqueItems": True})
@@ -250,38 +248,18 @@ Environment = Annotated[
     AfterValidator(_variables),
     Field(json_schema_extra={"propertyNames": {"pattern": f"^{_VARIABLE.pattern}$"}}),
 ]
-ModelName = Annotated[
-    str,
-    _matches(_MODEL, "the name of a model such as `sonnet`"),
-    Field(json_schema_extra={"pattern": f"^{_MODEL.pattern}$"}),
-]
+ModelName = Annotated[str, *matching(_MODEL, "the name of a model such as `sonnet`")]
 IMAGE_SCHEMA: JsonDict = {"pattern": f"^(?:{IMAGE.pattern})$"}
 ImageName = Annotated[str, AfterValidator(image_name), Field(json_schema_extra=IMAGE_SCHEMA)]
 ModelNames = Annotated[
     list[ModelName], AfterValidator(no_repeats), Field(min_length=1, json_schema_extra={"uniqueItems": True})
 ]
-ToolName = Annotated[
-    str,
-    _matches(_TOOL, "the name of a tool such as `Bash`"),
-    Field(json_schema_extra={"pattern": f"^{_TOOL.pattern}$"}),
-]
-SkillName = Annotated[
-    str,
-    _matches(_SKILL, "the name of a skill such as `k8s-troubleshooter`"),
-    Field(json_schema_extra={"pattern": f"^{_SKILL.pattern}$"}),
-]
+ToolName = Annotated[str, *matching(_TOOL, "the name of a tool such as `Bash`")]
+SkillName = Annotated[str, *matching(_SKILL, "the name of a skill such as `k8s-troubleshooter`")]
 SkillNames = Annotated[list[SkillName], AfterValidator(no_repeats), Field(json_schema_extra={"uniqueItems": True})]
 Word = Annotated[str, AfterValidator(_word), Field(json_schema_extra={"pattern": "^[^\0]+$"})]
-Namespace = Annotated[
-    str,
-    _matches(_LABEL, "the name of a namespace such as `shop-prod`"),
-    Field(max_length=63, json_schema_extra={"pattern": f"^{_LABEL.pattern}$"}),
-]
-QueueName = Annotated[
-    str,
-    _matches(_LABEL, "the name of a queue such as `team-a`"),
-    Field(max_length=63, json_schema_extra={"pattern": f"^{_LABEL.pattern}$"}),
-]
+Namespace = Annotated[str, *matching(_LABEL, "the name of a namespace such as `shop-prod`", max_length=63)]
+QueueName = Annotated[str, *matching(_LABEL, "the name of a queue such as `team-a`", max_length=63)]
 VariableName = Annotated[
     str, AfterValidator(_variable_name), Field(json_schema_extra={"pattern": f"^{_VARIABLE.pattern}$"})
 ]
