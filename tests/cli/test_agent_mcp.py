@@ -11,14 +11,13 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from tests.support import components, dockerd
+from tests.support.http_servers import Handler, serving_http
 from tests.support.mcp_agent import PROGRAM, STAND_IN, anything, call, server, write
 from tests.support.needs import AGENTS, MEMORY
 from tests.support.situations import Done, Project, document, leftovers, until, write_files
@@ -256,7 +255,7 @@ def elsewhere() -> Iterator[tuple[int, list[dict[str, str]]]]:
     """A server by HTTP on this host, which wants a token; the headers of each request."""
     heard: list[dict[str, str]] = []
 
-    class Face(BaseHTTPRequestHandler):
+    class Face(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
@@ -281,30 +280,17 @@ def elsewhere() -> Iterator[tuple[int, list[dict[str, str]]]]:
                 body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
             streams = message["method"] == "tools/call"
             body = b"event: message\ndata: " + body + b"\n\n" if streams else body
-            self.send_response(200 if body else 202)
-            self.send_header("Content-Type", "text/event-stream" if streams else "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            if message["method"] == "initialize":
-                self.send_header("Mcp-Session-Id", "the-session")
-            self.end_headers()
-            self.wfile.write(body)
+            more = {"mcp_session_id": "the-session"} if message["method"] == "initialize" else {}
+            kind = "text/event-stream" if streams else "application/json"
+            self.tell(body, 200 if body else 202, content_type=kind, **more)
 
         def do_GET(self) -> None:
-            self.send_response(405)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.tell(status=405)
 
         do_DELETE = do_GET
 
-        def log_message(self, format: str, *words: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Face) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port, heard
-        server.shutdown()
-        thread.join()
+    with serving_http(Face) as port:
+        yield port, heard
 
 
 @pytest.mark.scenario("BEY-24")

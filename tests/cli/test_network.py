@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from tests.support import dockerd
+from tests.support.http_servers import EVERYWHERE, Handler, serving_http
 from tests.support.needs import program
 from tests.support.situations import REPO, Project, document, git
 
@@ -42,7 +41,7 @@ except OSError:
 """
 
 
-class Handler(BaseHTTPRequestHandler):
+class Hello(Handler):
     """Says hello; of a path with a bare repository it has the files."""
 
     def do_GET(self) -> None:
@@ -52,22 +51,14 @@ class Handler(BaseHTTPRequestHandler):
             file = Path(self.path.partition("?")[0])
             there = file.is_file()
             body = file.read_bytes() if there else b""
-        self.send_response(200 if there else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.tell(body, 200 if there else 404)
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
     """That of a server on this host."""
-    with ThreadingHTTPServer(("0.0.0.0", 0), Handler) as server:  # all of 127.0.0.0/8
-        Thread(target=server.serve_forever).start()
-        yield server.server_port
-        server.shutdown()
+    with serving_http(Hello, EVERYWHERE) as port:
+        yield port
 
 
 @pytest.mark.slow

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from runner.core.redact import Redactor
 from tests.support import dockerd
 from tests.support.certificates import make_certificate
+from tests.support.http_servers import EVERYWHERE, Handler, serving_http
 from tests.support.situations import Project
 
 TOKEN = "canary-7f3b9c2e51d84a06b7e2c9d1"  # its beginning is what is looked for inside
@@ -51,7 +50,7 @@ print("searched")
 """
 
 
-class Handler(BaseHTTPRequestHandler):
+class Asked(Handler):
     """Answers those who have the token, sends some elsewhere, and tells what it was asked with."""
 
     asked: list[tuple[str, str, str | None]]
@@ -59,19 +58,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.asked.append((str(self.headers["Host"]).partition(":")[0], self.path, self.headers["Authorization"]))
         if self.path == "/moved":
-            self.send_response(302)
-            self.send_header("Location", f"https://{ELSEWHERE}:{self.headers['Host'].partition(':')[2]}/there")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        body = b"echo " + self.headers["Authorization"].encode() if self.path == "/echo" else b"welcome"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+            place = f"https://{ELSEWHERE}:{self.headers['Host'].partition(':')[2]}/there"
+            self.tell(b"", 302, location=place)
+        else:
+            self.tell(b"echo " + self.headers["Authorization"].encode() if self.path == "/echo" else b"welcome")
 
 
 @pytest.fixture
@@ -82,14 +72,11 @@ def certificate(tmp_path: Path) -> Path:
 @pytest.fixture
 def port(certificate: Path) -> Iterator[int]:
     """That of a server of this host with TLS."""
-    Handler.asked = []
+    Asked.asked = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, certificate.with_suffix(".key"))
-    with ThreadingHTTPServer(("0.0.0.0", 0), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        Thread(target=server.serve_forever).start()
-        yield server.server_port
-        server.shutdown()
+    with serving_http(Asked, EVERYWHERE, context) as port:
+        yield port
 
 
 def asking(port: int) -> str:
@@ -131,7 +118,7 @@ def assert_used_and_nowhere(project: Project, port: int) -> None:
     """What is said inside, at the server, and in all that is kept on this host."""
     lines = project.logs("agent").splitlines()
     assert lines == ["/repos/acme/x welcome", "/repos/other 403", "/moved welcome", "/echo cut", "searched"]
-    assert Handler.asked == [
+    assert Asked.asked == [
         (THERE, "/repos/acme/x", f"Bearer {TOKEN}"),
         (THERE, "/moved", f"Bearer {TOKEN}"),
         (ELSEWHERE, "/there", None),
@@ -187,7 +174,7 @@ def test_a_mirror_of_this_hosts_configuration_is_found_and_trusted_inside(
 
     assert project.logs("setup") == "welcome\n"
     assert project.logs("agent") == ""
-    assert [one[1:] for one in Handler.asked] == [("/simple", None)]
+    assert [one[1:] for one in Asked.asked] == [("/simple", None)]
     assert record["network"][0]["origin"].endswith("pip: this host's configuration")
     assert TOKEN not in json.dumps(record)
 

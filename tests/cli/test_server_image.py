@@ -9,9 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from docker import APIClient
 
 from runner import __version__
 from tests.support import agent_image, dockerd, server_image
+from tests.support.http_servers import serving_http
 from tests.support.situations import until
 from tests.support.wheel import ROOT
 
@@ -174,15 +174,13 @@ def test_an_index_gives_this_version_and_nothing_of_its_settings_stays(
     shutil.copy(wheel, served)
     (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: plan-runner\nVersion: {__version__}\n")
     handler = partial(SimpleHTTPRequestHandler, directory=str(served.parent))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as index:
-        Thread(target=index.serve_forever, daemon=True).start()
-        url = f"http://me:index-token@127.0.0.1:{index.server_port}/"
+    with serving_http(handler) as port:
+        url = f"http://me:index-token@127.0.0.1:{port}/"
         (tmp_path / "pip.conf").write_text(f"[global]\nextra-index-url = {url}\n")
         words = ["--tag", "plan-runner:index", "--pip-conf", str(tmp_path / "pip.conf"), "--network", "host"]
         env = {**os.environ, "DOCKER_HOST": daemon.host, "PYTHONPATH": f"{record.parent}:{ROOT}"}
         build = [sys.executable, "-m", "runner", "image", "build", "--server", "--ca", str(agent_image.CA), *words]
         subprocess.run(build, check=True, env=env, cwd="/")
-        index.shutdown()
     with daemon.client() as client:
         about = json.dumps([client.history("plan-runner:index"), client.inspect_image("plan-runner:index")])
         stages = client.images(filters={"dangling": True, "label": "plan-runner.stage"})

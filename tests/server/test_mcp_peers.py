@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from runner.ports.agent import ModelAccess
 from runner.ports.gateway import Api
 from tests.server.test_hosted_mcp import client, hosting, said, state, write
 from tests.support import components, mcp_conformance_server
+from tests.support.http_servers import Handler, serving_http
 from tests.support.needs import AGENTS as NODE
 from tests.support.needs import program
 from tests.support.server import Served, serving
@@ -70,22 +70,12 @@ def python_servers(request: pytest.FixtureRequest) -> Path:
 def site() -> Iterator[int]:
     """A page, at a port of this host."""
 
-    class Page(http.server.BaseHTTPRequestHandler):
+    class Page(Handler):
         def do_GET(self) -> None:
-            self.send_response(404 if self.path == "/robots.txt" else 200)
-            self.send_header("content-type", "text/plain")
-            self.end_headers()
-            self.wfile.write(b"the page")
+            self.tell(b"the page", 404 if self.path == "/robots.txt" else 200, content_type="text/plain")
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer((THERE, 0), Page) as served:
-        thread = threading.Thread(target=served.serve_forever)
-        thread.start()
-        yield served.server_port
-        served.shutdown()
-        thread.join()
+    with serving_http(Page, THERE) as port:
+        yield port
 
 
 def test_reference_servers_of_npm_work_hosted(project: Project, node_servers: Path) -> None:

@@ -6,8 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import jwt
@@ -19,6 +17,7 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from runner.core.errors import Unauthorized, UsageError
 from runner.server import oidc
 from runner.server.oidc import Issuer, read_options
+from tests.support.http_servers import Handler, serving_http
 from tests.support.server import serving
 from tests.support.situations import Project
 
@@ -54,22 +53,13 @@ class SmallIssuer:
 
 @contextmanager
 def open_issuer() -> Iterator[SmallIssuer]:
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(Handler):
         def do_GET(self) -> None:
-            raw = json.dumps(small.answer(self.path)).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
+            self.tell(json.dumps(small.answer(self.path)).encode())
 
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        small = SmallIssuer(f"http://127.0.0.1:{server.server_port}")
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving_http(Answer) as port:
+        small = SmallIssuer(f"http://127.0.0.1:{port}")
         yield small
-        server.shutdown()
 
 
 @pytest.fixture

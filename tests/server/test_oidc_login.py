@@ -8,9 +8,7 @@ from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
@@ -21,6 +19,7 @@ from runner.server.page.oidc_login import read_secret
 from tests.server.test_oidc import SmallIssuer
 from tests.server.test_page import Visitor, place
 from tests.support.browser import chromium
+from tests.support.http_servers import Handler, serving_http
 from tests.support.needs import CHROMIUM
 from tests.support.server import Served, serving
 from tests.support.situations import Project
@@ -66,35 +65,21 @@ class LoginIssuer(SmallIssuer):
 
 @contextmanager
 def open_issuer() -> Iterator[LoginIssuer]:
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(Handler):
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
             if path == "/authoriza":
-                self.send_response(302)
-                self.send_header("location", small.authorize(query))
-                self.end_headers()
-                return
-            self.tell(small.answer(path))
+                self.tell(b"", 302, location=small.authorize(query))
+            else:
+                self.tell(json.dumps(small.answer(path)).encode())
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"])).decode()
-            self.tell(small.redeem(body, self.headers.get("authorization", "")))
+            found = small.redeem(self.heard().decode(), self.headers.get("authorization", ""))
+            self.tell(json.dumps(found).encode(), 400 if found is None else 200)
 
-        def tell(self, value: object) -> None:
-            raw = json.dumps(value).encode()
-            self.send_response(400 if value is None else 200)
-            self.send_header("content-length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        small = LoginIssuer(f"http://127.0.0.1:{server.server_port}")
-        Thread(target=server.serve_forever, daemon=True).start()
+    with serving_http(Answer) as port:
+        small = LoginIssuer(f"http://127.0.0.1:{port}")
         yield small
-        server.shutdown()
 
 
 @pytest.fixture

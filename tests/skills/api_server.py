@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.http_servers import Handler, serving_http
 
 Object = Mapping[str, Any]
 
@@ -71,29 +71,15 @@ def plural(kind: str) -> str:
 def serving(cluster: Cluster) -> Iterator[str]:
     """The URL of an API server for as long as the block lasts."""
 
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(Handler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             code, body = respond(cluster, url.path, {key: one[0] for key, one in parse_qs(url.query).items()})
             raw = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
+            self.tell(raw, code, content_type="text/plain" if isinstance(body, str) else "application/json")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing: the recording is the log."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving_http(Answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def respond(cluster: Cluster, path: str, query: Mapping[str, str]) -> tuple[int, Any]:

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
 from tests.support.git_servers import free_port
+from tests.support.http_servers import Handler, serving_http
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
@@ -121,30 +121,15 @@ def answering(status: int, code: str, *, delay: float = 0.0) -> Iterator[int]:
     """The port of a server that gives every request one answer of S3's."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>said {code}</Message></Error>".encode()
 
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(Handler):
         protocol_version = "HTTP/1.1"
 
         def _answer(self) -> None:
             time.sleep(delay)
-            length = int(self.headers.get("content-length", 0))
-            self.rfile.read(length)
-            self.send_response(status)
-            self.send_header("content-type", "application/xml")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            with suppress(OSError):
-                self.wfile.write(body)
+            self.heard()
+            self.tell(body, status, content_type="application/xml")
 
         do_GET = do_PUT = do_POST = do_DELETE = _answer
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving_http(Answer) as port:
+        yield port

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.http_servers import Handler, serving_http
 
 
 class Collector:
@@ -57,9 +57,9 @@ def values(attributes: Any) -> dict[str, Any]:
 def collecting(**options: Any) -> Iterator[Collector]:
     collector = Collector(**options)
 
-    class Receiver(BaseHTTPRequestHandler):
+    class Receiver(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            body = self.heard()
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             collector.requests += 1
@@ -67,19 +67,7 @@ def collecting(**options: Any) -> Iterator[Collector]:
             if collector.status == 200:
                 collector.take(self.path, body)
             with suppress(OSError):
-                self.send_response(collector.status)
-                self.send_header("content-length", "0")
-                self.end_headers()
+                self.tell(status=collector.status)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    server.daemon_threads = True
-    collector.port = server.server_port
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    try:
+    with serving_http(Receiver) as collector.port:
         yield collector
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.message import Message
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.support.http_servers import Handler, serving_http
 from tests.support.situations import Project
 
 KEY = b"a key that signs the messages"
@@ -30,23 +29,13 @@ class Received:
 def received() -> Iterator[Received]:
     found = Received()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Receiver(Handler):
         def do_POST(self) -> None:
-            found.messages.append((self.headers, self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(found.answers.pop(0) if found.answers else 200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+            found.messages.append((self.headers, self.heard()))
+            self.tell(status=found.answers.pop(0) if found.answers else 200)
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving_http(Receiver) as found.port:
+        yield found
 
 
 def test_whoever_is_named_is_told_and_can_prove_who_told_it(project: Project, received: Received) -> None:
