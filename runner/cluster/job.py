@@ -176,7 +176,7 @@ def judge(job: Object, pods: Sequence[Object], events: Iterable[Object] = ()) ->
         return JobState(over=True)
     ended = _how_it_ended(pods)
     if failed is not None:
-        said = f"{failed.get('reason') or 'it failed'}: {failed.get('message') or 'for no reason'}"
+        said = f"{failed.get('reason') or 'it failed'}: {failed.get('message') or 'no message'}"
         return JobState(over=True, why=ended or sanitize(said))
     if (job.get("spec") or {}).get("suspend"):
         queue = (job.get("metadata") or {}).get("labels", {}).get(QUEUE, "")
@@ -199,7 +199,7 @@ def _judge_pods(pods: Sequence[Object]) -> JobState:
             image = excerpt(str(one.get("image", "")))
             if reason in _NO_IMAGE:
                 hint = "name an image in RUNNER_WORKER_IMAGE that the nodes can pull"
-                return JobState(hopeless=f"its node cannot have the image `{image}`: {reason}: {said}", hint=hint)
+                return JobState(hopeless=f"its node cannot pull image `{image}`: {reason}: {said}", hint=hint)
             if reason in _NO_CONTAINER:
                 hint = "the Secret of RUNNER_WORKER_SECRET must be in the namespace, and `runner` in the image"
                 return JobState(hopeless=f"its container cannot be started: {reason}: {said}", hint=hint)
@@ -220,7 +220,7 @@ def _judge_events(events: Iterable[Object]) -> JobState:
         hint = "it starts when others have ended; Ctrl-C gives it up"
         return JobState(waits=f"the quota of the namespace is used up: {said}", hint=hint)
     hint = "`runner cluster manifest` makes a namespace and the account that are fit"
-    return JobState(hopeless=f"the cluster does not take its pod: {said}", hint=hint)
+    return JobState(hopeless=f"the cluster refuses its pod: {said}", hint=hint)
 
 
 def is_quota(said: str) -> bool:
@@ -233,7 +233,7 @@ def _how_it_ended(pods: Sequence[Object]) -> str:
     for pod in pods:
         status = pod.get("status") or {}
         if reason := str(status.get("reason") or ""):
-            return sanitize(f"its pod has failed: {reason}: {status.get('message') or 'for no reason'}")
+            return sanitize(f"its pod has failed: {reason}: {status.get('message') or 'no message'}")
         for one in status.get("containerStatuses") or ():
             ended = (one.get("state") or {}).get("terminated") or {}
             if ended.get("reason") == "OOMKilled":

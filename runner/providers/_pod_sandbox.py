@@ -135,7 +135,7 @@ class PodSandbox:
         if reason == "Evicted":
             return WorkspaceLost(f"the pod of {self.what} was evicted from node {self.node}: {said}")
         if reason or (self._status.get("phase") == "Failed" and not ended):
-            return WorkspaceLost(f"the pod of {self.what} has failed: {reason or 'for no reason'}: {said}")
+            return WorkspaceLost(f"the pod of {self.what} has failed: {reason or 'no message'}: {said}")
         if ended and ended.get("reason") == "OOMKilled":
             return OutOfMemory(f"{self.what} ran out of memory, and its sandbox was killed whole")
         if self._is_deleted:
@@ -171,7 +171,7 @@ class PodSandbox:
             waiting = self._state_of(one).get("waiting") or {}
             reason, said = str(waiting.get("reason", "")), sanitize(str(waiting.get("message", "")))
             if reason in _NO_IMAGE:
-                raise ImageMissing(f"node {self.node} cannot have the image of {self.what}: {reason}: {said}")
+                raise ImageMissing(f"node {self.node} cannot pull the image of {self.what}: {reason}: {said}")
             if reason in _NEVER:
                 raise ProviderFailed(f"the pod of {self.what} does not start: {reason}: {said}")
         if self.has_ended(container):

@@ -80,7 +80,7 @@ def test_a_plan_goes_with_its_job() -> None:
             JobState(over=True, why="its pod has failed: Evicted: The node was low on memory."),
             id="evicted",
         ),
-        pytest.param(FAILED, [], [], JobState(over=True, why="BackoffLimitExceeded: for no reason"), id="pod is gone"),
+        pytest.param(FAILED, [], [], JobState(over=True, why="BackoffLimitExceeded: no message"), id="pod is gone"),
         pytest.param({"metadata": {"deletionTimestamp": "x"}}, [], [], None, id="deleted"),
     ],
 )

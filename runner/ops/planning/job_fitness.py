@@ -65,7 +65,7 @@ def _of_settings(settings: Settings) -> Iterator[RunnerError]:
 
 def _of_places(run: RunPlan) -> Iterator[RunnerError]:
     if others := [name for name in run.providers if name != PROVIDER]:
-        message = f"run `{run.name}` may have its workspace by `{others[0]}`, and a Job makes pods only"
+        message = f"run `{run.name}` may get its workspace from `{others[0]}`, and a Job can only make pods"
         yield UnfitForJob(message, hint=f"write `providers: [{PROVIDER}]`")
     clone = run.body(CloneBody)
     if clone is not None and clone.path is not None:
@@ -91,9 +91,7 @@ def _of_files(run: RunPlan, planned: PlanResult, texts: dict[str, str]) -> Itera
             yield UnfitForJob(f"`{file.path}` of run `{run.name}` {here}", hint=hint)
     for server in want.mcp_servers:
         if others := [name for name in server.providers if name != PROVIDER]:
-            message = (
-                f"MCP server `{server.name}` of run `{run.name}` may run by `{others[0]}`, and a Job has pods only"
-            )
+            message = f"MCP server `{server.name}` of run `{run.name}` may run by `{others[0]}`, not in a pod"
             yield UnfitForJob(message, hint="write `provider: kubernetes` and an image in its manifest")
 
 

@@ -424,7 +424,7 @@ def _why_never(run: JobRun, state: job.JobState) -> RunnerError | None:
         return JobNotStarted(f"the Job of run `{name}` does not start: {state.hopeless}", hint=state.hint)
     if state.over:
         hint = "look at RUNNER_DATABASE_URL in the Secret of RUNNER_WORKER_SECRET" if not state.why else None
-        why = state.why or "its worker has told another store of it"
+        why = state.why or "its worker has written to another store"
         return JobLost(f"the Job of run `{name}` is over before the run began: {why}", hint=hint)
     return None
 

@@ -181,7 +181,7 @@ def step_of(project: Project, name: str) -> str:
     [
         pytest.param(
             {"RUNNER_WORKER_IMAGE": "registry.example/gone:2"},
-            ["its node cannot have the image `registry.example/gone:2`: ErrImagePull", "RUNNER_WORKER_IMAGE"],
+            ["its node cannot pull image `registry.example/gone:2`: ErrImagePull", "RUNNER_WORKER_IMAGE"],
             id="image",
         ),
         pytest.param(
@@ -250,7 +250,7 @@ UNFIT = [
     pytest.param({"RUNNER_ARTIFACTS": ""}, "", "no store of artifacts is named", id="no artifacts"),
     pytest.param({"RUNNER_ARTIFACTS": "file:///srv/a"}, "", "a Job sees nothing of `file:///srv/a`", id="folder"),
     pytest.param({"RUNNER_WORKER_IMAGE": ""}, "", "no image is named for the workers", id="worker image"),
-    pytest.param({}, "on this host", "may have its workspace by `local`", id="provider"),
+    pytest.param({}, "on this host", "may get its workspace from `local`", id="provider"),
     pytest.param({}, REPO, "takes its code from `", id="code of this host"),
     pytest.param({}, "secret: file", "is in `/srv/token`, which a Job does not see", id="secret in a file"),
     pytest.param({}, "script: large", "agent.sh` of run `work` is on this host", id="large script"),

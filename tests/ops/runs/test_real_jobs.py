@@ -104,7 +104,7 @@ def test_a_job_there_whose_image_nobody_has_is_told(project: Project) -> None:
     done = project.runner("apply", str(project.folder), "--on", "kubernetes")
 
     assert (done.code, done.errors) == (4, ["job.not-started"]), done.err
-    assert "its node cannot have the image `127.0.0.1:1/none:1`" in done.err
+    assert "its node cannot pull image `127.0.0.1:1/none:1`" in done.err
 
 
 def test_a_job_there_that_is_deleted_takes_its_workspaces_along(project: Project, real: Cluster) -> None:
