@@ -44,6 +44,7 @@ class JobShape(Struct, frozen=True, kw_only=True):
     stop_seconds: float
     environment: Mapping[str, str]
     arguments: Sequence[str] = ()
+    command: Sequence[str] = ()  # in the place of the run
     queue: str | None = None
     priority_class: str | None = None
 
@@ -118,7 +119,7 @@ def _pod(shape: JobShape) -> dict[str, Any]:
 
 
 def _container(shape: JobShape) -> dict[str, Any]:
-    words = ["runner", "execute", f"{PLAN_PLACE}/{PLAN_KEY}", "--id", shape.run, *shape.arguments]
+    words = shape.command or ["runner", "execute", f"{PLAN_PLACE}/{PLAN_KEY}", "--id", shape.run, *shape.arguments]
     given = {"HOME": f"{HOME_PLACE}/home", "RUNNER_HOME": f"{HOME_PLACE}/state", **shape.environment}
     pod = {"RUNNER_POD_NAME": "metadata.name", "RUNNER_POD_UID": "metadata.uid"}
     own = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in pod.items()]
@@ -126,7 +127,7 @@ def _container(shape: JobShape) -> dict[str, Any]:
         "name": _CONTAINER,
         "image": shape.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": words,
+        "command": [*words],
         "workingDir": HOME_PLACE,
         "env": [*({"name": name, "value": value} for name, value in given.items()), *own],
         "envFrom": [{"secretRef": {"name": shape.secret}}],

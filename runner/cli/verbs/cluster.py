@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from runner.cli.output import Output
 
-SUMMARY = "the cluster that workspaces run in: what it lacks, and the rights that an account needs"
+SUMMARY = "the cluster that workspaces and Jobs run in: what it lacks, and the rights that an account needs"
 GROUP = "this host"
 EXAMPLES = (
     "runner cluster check",
@@ -17,7 +17,7 @@ EXAMPLES = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    summary = "try the cluster step by step, up to the first thing that is missing"
+    summary = "try the cluster step by step, up to the first thing that is missing; also a Job, where an image is named"
     check = verbs.add_parser("check", help=summary, description=summary, allow_abbrev=False)
     words = "also make a workspace of this image, run a command in it, and remove it"
     check.add_argument("--image", metavar="IMAGE", help=words)

@@ -1,23 +1,33 @@
-"""Check of a cluster for workspaces in pods, by trying; and the objects that give an account what it needs."""
+"""Check of a cluster for workspaces in pods and for Jobs, by trying; and the objects that give accounts rights."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import trio
 from msgspec import Struct
 
+from runner.cluster import job
 from runner.cluster.clusters import Clusters, workspace_place
 from runner.core.errors import ProviderFailed, RunnerError
 from runner.core.model import Handle
 from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
+from runner.ops.planning.job_fitness import settings_faults
 from runner.ports.provider import Images, SandboxSpec, WorkspaceRequest
 
+if TYPE_CHECKING:
+    from runner.ops.runs.job_table import JobTable
+
 PROVIDER = "kubernetes"
+_LOOK = 0.2  # seconds between looks at what is known of a Job
 _RUN = "cluster-check"
+_JOB_SECONDS = 300.0  # for a Job to start, and to end
+# A worker that reaches the store, and whose account may make workspaces; the error is the last that it says.
+_WORKER = ("sh", "-c", "runner runs list --limit 1 && runner cluster check")
 
 
 class ClusterFinding(Struct, frozen=True):
@@ -30,11 +40,17 @@ class ClusterFinding(Struct, frozen=True):
 
 
 async def check_cluster(settings: Settings, image: str | None) -> list[ClusterFinding]:
-    """Try a cluster step by step, up to the first thing that is missing; with an image a pod is made, and removed."""
+    """Try a cluster step by step, up to the first thing that is missing.
+
+    With an image a pod is made, and removed; where the settings name an image of workers, a Job.
+    """
     findings: list[ClusterFinding] = []
     try:
         async for name, found in _tried(settings, image):
             findings.append(ClusterFinding(name, True, found))
+        if settings.worker_image is not None:
+            async for name, found in _tried_jobs(settings):
+                findings.append(ClusterFinding(name, True, found))
     except _Failed as failed:
         findings.append(ClusterFinding(failed.name, False, failed.error.message, failed.error.hint))
     return findings
@@ -81,6 +97,55 @@ async def _tried(settings: Settings, image: str | None) -> AsyncIterator[tuple[s
         yield name, f"a command ran after {ready:.1f}s, in a pod whose network is closed"
     except RunnerError as error:
         raise _Failed(name, error) from error
+
+
+async def _tried_jobs(settings: Settings) -> AsyncIterator[tuple[str, str]]:
+    from runner.ops.runs.job_table import open_jobs
+
+    name = "jobs"
+    try:
+        for fault in settings_faults(settings):
+            raise fault
+        async with open_jobs(settings) as table:
+            await table.require_rights()
+            yield name, "this account may make them, and the store and the place for files are others' as well"
+            name = "job"
+            seconds = await _try_job(table, settings)
+            worker = f"as account `{job.ACCOUNT}`, with Secret `{settings.worker_secret}`"
+            yield name, f"one ended after {seconds:.1f}s, {worker}: it reaches the store, and may make workspaces"
+    except RunnerError as error:
+        raise _Failed(name, error) from error
+
+
+async def _try_job(table: JobTable, settings: Settings) -> float:
+    """Make a Job, and return how long it took. Raises ``ProviderFailed`` with what kept it from ending well."""
+    assert settings.worker_image is not None
+    shape = job.JobShape(
+        run=f"check-{secrets.token_hex(6)}",
+        name=_RUN,
+        submission=table.submission,
+        image=settings.worker_image,
+        secret=settings.worker_secret,
+        seconds=_JOB_SECONDS,
+        stop_seconds=0,
+        environment={"RUNNER_KUBERNETES_NAMESPACE": table.namespace},
+        command=_WORKER,
+        priority_class=settings.worker_priority,
+    )
+    began = trio.current_time()
+    try:
+        if (made := await table.make(shape)) is None:
+            raise ProviderFailed("somebody deletes Jobs as soon as they are made")
+        await table.give_plan(shape.run, "{}", made)
+        with trio.move_on_after(_JOB_SECONDS):
+            while not (state := table.state(shape.run)).over and not state.hopeless:  # noqa: ASYNC110  # by looking
+                await trio.sleep(_LOOK)
+        if why := state.hopeless or state.why or ("" if state.over else state.waits or "it has not ended"):
+            raise ProviderFailed(f"a Job did not succeed: {why}", hint=state.hint)
+    finally:
+        with trio.CancelScope(shield=True):
+            await table.delete(shape.run)
+    return trio.current_time() - began
 
 
 def access_manifest(namespace: str) -> str:

@@ -19,7 +19,7 @@ PROVIDER = "kubernetes"
 
 def job_faults(planned: PlanResult, settings: Settings) -> list[RunnerError]:
     """List what keeps the runs of a plan from being Jobs."""
-    found = [*planned.missing, *_of_settings(settings)]
+    found = [*planned.missing, *settings_faults(settings)]
     texts = texts_of(planned.facts, *(run.name for run in planned.plan.runs))
     for run in planned.plan.runs:
         found += _of_places(run)
@@ -30,7 +30,7 @@ def job_faults(planned: PlanResult, settings: Settings) -> list[RunnerError]:
 
 def check_server(settings: Settings, hooks: Mapping[str, Hook]) -> None:
     """Raise ``Rejected`` for what keeps every run of a server, or those of its ``hooks``, from being Jobs."""
-    found = [*_of_settings(settings)]
+    found = [*settings_faults(settings)]
     for name, hook in hooks.items():
         if hook.webhook.from_ == "alertmanager":
             message = f"webhook `{name}` makes incidents on this host, and a Job does not see it"
@@ -49,7 +49,8 @@ def store_faults(settings: Settings) -> Iterator[RunnerError]:
         yield UnfitForJob("no store of artifacts is named, and other hosts see nothing of a run's files", hint=hint)
 
 
-def _of_settings(settings: Settings) -> Iterator[RunnerError]:
+def settings_faults(settings: Settings) -> Iterator[RunnerError]:
+    """Yield what keeps every run from being a Job."""
     yield from store_faults(settings)
     if settings.artifacts is not None and settings.artifacts.startswith("file:"):
         message = f"a Job sees nothing of `{without_secrets(settings.artifacts)}`, a folder"

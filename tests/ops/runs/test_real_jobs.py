@@ -17,7 +17,7 @@ from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
 from tests.support.needs import POSTGRES
 from tests.support.situations import Project, until
 
-pytestmark = [CLUSTER.mark, POSTGRES.mark, pytest.mark.nightly]
+pytestmark = [CLUSTER.mark, POSTGRES.mark, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tarfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.ops.runs.test_recover import AGENT, kill, run_in_agent
+from tests.ops.runs.test_two_hosts import stop_hearts
 from tests.support.artifact_stores import KEYS, bucket, client, s3_url
 from tests.support.folder_contents import folder
 from tests.support.git_servers import free_port
 from tests.support.needs import POSTGRES
-from tests.support.situations import Project, git, leftovers, step
+from tests.support.situations import Project, git, leftovers, step, until
 
 pytestmark = [POSTGRES.mark, pytest.mark.slow]
 SHARED = pytest.mark.scenario("BEY-20", only="artifacts in S3 or a folder that hosts share")
@@ -51,6 +55,48 @@ def started(here: Project, script: str, **more: str) -> str:
     here.script(script, **{"workspace": "repo_source: {type: local, path: repo}", "run": "snapshot: {}"} | more)
     here.runner("apply", str(here.folder))
     return str(here.json("runs", "list", "--all")[0]["id"])
+
+
+@pytest.mark.scenario("BEY-27", only="another host")
+def test_a_saved_plan_runs_on_another_host_and_is_watched_cancelled_and_recovered_from_here(
+    on_s3: tuple[Project, Project],
+) -> None:
+    """With nothing of its manifests there: it runs as it was saved."""
+    here, there = on_s3
+    there = replace(there, folder=folder(there.home / "elsewhere"))
+    here.script("echo begun; sleep 300")
+    here.runner("plan", str(here.folder), "--save", str(there.folder / "plan.json"))
+
+    with _executed(here, there, "7k3q9m2x4c6p") as (worker, run):
+        attached = here.start("runs", "attach", run)
+        assert attached.stdout is not None
+        seen = next(line for line in attached.stdout if "begun" in line)
+        cancelled = here.runner("runs", "cancel", run)
+        rest, _ = attached.communicate(timeout=60)
+        ended = worker.wait(timeout=60)
+    with _executed(here, there, "7k3q9m2x4c6q") as (worker, run):
+        kill(worker)
+        stop_hearts(here)
+        recovered = here.runner("recover", run)
+        there.runner("recover")
+
+    assert (seen.strip(), cancelled.code) == ("| begun", 0), cancelled.err
+    assert (ended, attached.returncode, "CANCELLED work at agent" in rest) == (130, 130, True), rest
+    assert f"{run} work: unknown" in recovered.out, recovered.err
+    assert [one["status"] for one in here.json("runs", "list", "--all")] == ["unknown", "cancelled"]
+    assert (leftovers(here.home), leftovers(there.home)) == ([], [])
+
+
+@contextmanager
+def _executed(here: Project, there: Project, run: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A saved plan that runs on another host, once its agent works."""
+    worker = there.start("execute", "plan.json", "--id", run)
+    try:
+        until(lambda: "begun" in here.runner("runs", "logs", run, "agent").out, 60)
+        yield worker, run
+    finally:
+        worker.kill()
+        worker.communicate()
 
 
 def lose(host: Project) -> None:

@@ -1,0 +1,76 @@
+"""What a cluster lacks for Jobs, told by trying one, on the double."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+import pytest
+
+from tests.ops.runs.test_jobs import JOBS, api, project
+from tests.providers.test_kubernetes import Api
+from tests.support.needs import POSTGRES, ROOT
+from tests.support.situations import Project
+
+__all__ = ["api", "project"]  # the fixtures
+
+pytestmark = [ROOT.mark, POSTGRES.mark, pytest.mark.slow]
+
+
+def test_a_job_is_tried_and_leaves_nothing(project: Project, api: Api) -> None:
+    done = project.runner("cluster", "check")
+
+    assert done.code == 0, done.out
+    assert [line.split()[:2] for line in done.out.splitlines()] == [
+        ["ok", "cluster"],
+        ["ok", "pods"],
+        ["ok", "jobs"],
+        ["ok", "job"],
+    ]
+    assert "as account `runner`, with Secret `runner-worker`: it reaches the store" in done.out
+    assert api("GET", JOBS)["items"] == []
+
+
+RIGHTS = [("create", "jobs"), ("list", "events")]
+SECRETS = "/api/v1/namespaces/agents/secrets"
+NOWHERE = b64encode(b"postgres://127.0.0.1:1/x").decode()
+LACKING = [
+    pytest.param({}, RIGHTS, "jobs", "are missing in namespace", "create jobs, list events", id="rights"),
+    pytest.param(
+        {"RUNNER_ARTIFACTS": ""},
+        [],
+        "jobs",
+        "no store of artifacts",
+        "ARTIFACTS",
+        marks=pytest.mark.nightly,
+        id="files",
+    ),
+    pytest.param({"RUNNER_WORKER_IMAGE": "registry.example/gone:2"}, [], "job", "ErrImagePull", "can pull", id="image"),
+    pytest.param(
+        {"RUNNER_WORKER_SECRET": "gone"},
+        [],
+        "job",
+        'secret "gone" not',
+        "namespace",
+        marks=pytest.mark.nightly,
+        id="secret",
+    ),
+    pytest.param({"RUNNER_WORKER_SECRET": "poor"}, [], "job", "its worker ended with exit code", "store", id="store"),
+]
+
+
+@pytest.mark.parametrize(("setting", "denied", "step", "words", "more"), LACKING)
+def test_what_a_job_lacks_is_told(
+    project: Project, api: Api, setting: dict[str, str], denied: list[tuple[str, str]], step: str, words: str, more: str
+) -> None:
+    project.env |= setting
+    api("POST", SECRETS, {"metadata": {"name": "poor"}, "data": {"RUNNER_DATABASE_URL": NOWHERE}})
+    api("POST", "/double/denied", denied)
+    done = project.runner("cluster", "check")
+    api("POST", "/double/denied", [])
+    api("DELETE", f"{SECRETS}/poor")
+
+    told = done.out[done.out.index("MISSING") :]
+    assert (done.code, told.split()[1]) == (4, step), done.out
+    assert words in told
+    assert more in told
+    assert api("GET", JOBS)["items"] == []
