@@ -218,10 +218,10 @@ def _places(record: RunRecord, directory: Path | None) -> Iterator[str]:
         yield f"  log        {record.log}{there}"
     if directory is not None:
         yield f"  evidence   {directory}"
-    elif record.artifacts is None:
-        yield "  evidence   not on this host: the run was on another, or RUN_RETENTION is over"
-    else:
+    elif record.artifacts is not None:
         yield "  evidence   not on this host: name the store of its copy in RUNNER_ARTIFACTS"
+    elif record.status not in (Status.PENDING, Status.SKIPPED):  # which leave none
+        yield "  evidence   not on this host: the run was on another, or RUN_RETENTION is over"
     if record.artifacts is not None:
         yield f"  copy       {artifacts_line(record.artifacts)}"
 
