@@ -63,8 +63,8 @@ class JobRuns:
                 async with submitting as submitted, trio.open_nursery() as nursery:
                     runs = [*submitted.runs.values()]
                     for run in runs:
-                        self._runs[run.id] = run
-                        self._rows[run.id] = _row_of(run, planned.plan.digest)
+                        self._runs.setdefault(run.id, run)  # an earlier request may have its key
+                        self._rows.setdefault(run.id, _row_of(run, planned.plan.digest))
                         nursery.start_soon(self._follow, run)
                     for run in (run for run in runs if not run.plan.needs):
                         with trio.move_on_after(_MADE):
@@ -82,6 +82,8 @@ class JobRuns:
         """Wait for the end of a run. One whose worker has died ends as after any crash."""
         try:
             await run.ended.wait()
+            if self._runs.get(run.id) is not run:  # an earlier request has its key
+                return
             if run.error is None and run.record is not None:
                 if not run.attached:
                     self._ended(run.record)
@@ -95,7 +97,8 @@ class JobRuns:
                 if len(self._never) > _MOST_NEVER:
                     del self._never[next(iter(self._never))]
         finally:
-            del self._runs[run.id], self._rows[run.id]
+            if self._runs.get(run.id) is run:
+                del self._runs[run.id], self._rows[run.id]
 
     async def _recover(self, run: str) -> None:
         env = self._env

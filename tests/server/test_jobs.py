@@ -25,8 +25,8 @@ def served_by(project: Project, *says: str, token: str = "tests") -> AbstractCon
     return serving(project, *options, says=says, token=token)
 
 
-def start(served: Served) -> str:
-    [run] = served.post("/runs", {"run": "work"})["runs"]
+def start(served: Served, **more: str) -> str:
+    [run] = served.post("/runs", {"run": "work", **more})["runs"]
     return str(run["id"])
 
 
@@ -55,10 +55,12 @@ def test_a_run_whose_job_waits_is_pending_until_it_is_cancelled(project: Project
     plays(project, WORK)
     api("POST", "/double/unschedulable", "0/3 nodes are available: 3 Insufficient memory.")
     with served_by(project, "job.not-started") as served:
-        run = start(served)
+        run, again = (start(served, key="build-7") for _ in range(2))
         stream = served.send("GET", f"/api/v1/runs/{run}/events")
         assert served.process.stderr is not None
-        told = served.process.stderr.readline()
+        said = served.process.stderr
+        for _ in (run, again):  # each is told what it waits for
+            until(lambda: "0/3 nodes are available" in said.readline())
         shown, page = served.get(f"/runs/{run}"), served.ask("GET", f"/api/v1/runs/{run}/report").raw.decode()
         cancelled = served.ask("POST", f"/api/v1/runs/{run}/cancel").status
         until(lambda: jobs(api) == [], 30)
@@ -66,8 +68,9 @@ def test_a_run_whose_job_waits_is_pending_until_it_is_cancelled(project: Project
         never = served.ask("GET", f"/api/v1/runs/{run}")
         with closing(stream):
             followed = stream.getresponse().read()
+        until(lambda: served.ask("GET", "/healthz").status == 200)
 
-    assert "0/3 nodes are available" in told
+    assert again == run
     assert (shown["status"], shown["name"], "work" in page, cancelled) == ("pending", "work", True, 204)
     assert (never.code, "was stopped before it began" in never.json["detail"]) == ("job.not-started", True)
     assert b"event: lost" in followed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -32,6 +32,7 @@ class JobTable:
         self.submission = run_id(secrets.token_bytes(8))
         self._states: dict[str, job.JobState] = {}
         self._submissions: dict[str, str] = {}  # of the runs' Jobs; another process may have made one before
+        self._followers: Counter[str] = Counter()  # of the runs' Jobs: each call with the key of a run is one
         self._waiting: set[str] = set()  # runs whose Job is about to begin, or to be over
         self._is_allowed = False
 
@@ -51,7 +52,8 @@ class JobTable:
         if made is None:
             return None
         self._submissions[shape.run] = str((made["metadata"].get("labels") or {}).get(job.SUBMISSION, self.submission))
-        self._states[shape.run] = job.JobState()
+        self._states.setdefault(shape.run, job.JobState())
+        self._followers[shape.run] += 1
         self._waiting.add(shape.run)
         return made
 
@@ -60,8 +62,12 @@ class JobTable:
         await self._objects.create(self._objects.path("configmaps"), job.plan_map(run, text, made))
 
     def is_of_another(self, run: str) -> bool:
-        """Tell whether another process has made the Job of a run before."""
-        return self._submissions[run] != self.submission
+        """Tell whether another call or process has made the Job of a run before."""
+        return self._followers[run] > 1 or self._submissions[run] != self.submission
+
+    async def has(self, run: str) -> bool:
+        """Tell whether the cluster has a Job of a run, whoever has made it."""
+        return await self._objects.get(self._objects.path("jobs", job.job_name(run), group=_BATCH)) is not None
 
     def state(self, run: str) -> job.JobState:
         """Return the state of a run's Job as it was at the last look."""
@@ -85,9 +91,11 @@ class JobTable:
         return True
 
     def forget(self, run: str) -> None:
-        self._waiting.discard(run)
-        self._states.pop(run, None)
-        self._submissions.pop(run, None)
+        """End what ``make`` has begun: who has made the Job of a run needs it no more."""
+        self._followers[run] -= 1
+        if not self._followers[run]:
+            self._waiting.discard(run)
+            del self._followers[run], self._states[run], self._submissions[run]
 
     async def worker_ended(self, run: str) -> None:
         """Wait until no worker of a deleted Job runs any more, nor will."""

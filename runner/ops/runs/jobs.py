@@ -177,7 +177,12 @@ class SubmittedRuns:
         for run in self.runs.values():
             if not run.made and not run.ended.is_set():
                 with trio.move_on_after(_RECORD), suppress(RunnerError):
-                    await self._skip(run, "who would have made its Job has ended")
+                    if not await self._is_of_another(run):
+                        await self._skip(run, "who would have made its Job has ended")
+
+    async def _is_of_another(self, run: JobRun) -> bool:
+        """Tell whether an earlier call with the key of a run carries it out."""
+        return self._key is not None and bool(await self._store.events(run.id) or await self.table.has(run.id))
 
     async def carry_out(self) -> None:
         await execute(Graph({name: run.plan.needs for name, run in self.runs.items()}), self._one)
@@ -196,7 +201,8 @@ class SubmittedRuns:
         except RunnerError as error:
             run.error = error
         finally:
-            self.table.forget(run.id)
+            if run.made:
+                self.table.forget(run.id)
             run.decided.set()
             run.ended.set()
 

@@ -166,3 +166,19 @@ async def test_a_second_apply_with_the_key_of_a_run_that_was_skipped_tells_the_s
 
         assert (skipped.name, skipped.status) == ("second", Status.SKIPPED)
         assert [error.code for error in runs.errors] == ["job.not-started"]
+
+
+async def test_who_ends_while_it_follows_runs_of_an_earlier_call_writes_nothing_of_them(
+    project: Project, store: MemoryStore, autojump_clock: MockClock
+) -> None:
+    planned = await planned_runs(project, "first", "second")
+    runs = submitted(project, planned, store, Lists(), key="build-7")
+    begun = [await begin(store, runs, name) for name in runs.runs]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(runs.carry_out)
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    await runs.leave()
+
+    assert [[type(one.event) for one in await store.events(run)] for run in begun] == [[RunStarted]] * 2
