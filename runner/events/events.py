@@ -337,8 +337,8 @@ class ConnectionEnded(Event, frozen=True, tag="ConnectionEnded", kw_only=True):
     """One connection of a step's commands to a host has ended, or was refused; contents are not recorded.
 
     Beyond the first thousand of a step, ``count`` equal ones share one event without ``host``. ``address`` was dialled,
-    ``rule``, which is at ``origin`` in a manifest, allowed it; ``sent_bytes`` went to the host, with ``requests`` that
-    got the ``credential`` of that name.
+    or is ``proxy HOST:PORT`` for the proxy that led there. ``rule``, which is at ``origin`` in a manifest, allowed it;
+    ``sent_bytes`` went to the host, with ``requests`` that got the ``credential`` of that name.
     """
 
     step: str

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 from msgspec import Struct
 
-from runner.core.hosts import is_public
+from runner.core.hosts import is_address, is_public
 from runner.core.model import (
     Check,
     ClusterRefusal,
@@ -68,6 +68,7 @@ class HostUse(Struct, frozen=True, kw_only=True):
     private: bool = False
 
     def with_one(self, ended: ev.ConnectionEnded) -> HostUse:
+        known = ended.host if ended.address.startswith("proxy ") else ended.address  # to which a proxy led nobody knows
         return HostUse(
             place=self.place,
             refusal=self.refusal,
@@ -78,7 +79,7 @@ class HostUse(Struct, frozen=True, kw_only=True):
             sent_bytes=self.sent_bytes + ended.sent_bytes,
             received_bytes=self.received_bytes + ended.received_bytes,
             steps=self.steps if ended.step in self.steps else (*self.steps, ended.step),
-            private=self.private or (bool(ended.address) and not is_public(ip_address(ended.address))),
+            private=self.private or (is_address(known) and not is_public(ip_address(known))),
         )
 
 

@@ -413,7 +413,7 @@ def _findings(detail: Any, model: type[BaseModel], tree: Tree, prefix: Keys) -> 
             hint = f"for example {examples}" if examples else None
             yield BadValue(f"{tree.written(*keys)} is not {noun}", at=tree.place(*keys), hint=hint)
         case "literal_error":
-            choices = re.findall(r"'([^']*)'", context["expected"])
+            choices = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"].lower()]  # or `True`
             hint = nearest(str(detail["input"])[:60], choices)
             yield BadValue(f"{tree.written(*keys)} is not a valid choice", at=tree.place(*keys), hint=hint)
         case "greater_than" | "greater_than_equal" | "less_than_equal" as bound:

@@ -154,12 +154,15 @@ class _Session:
         if name is None:
             raise Refused(NetworkRefusal.MALFORMED, f"`{asked.host[:255]}` is not the name of a host", 400)
         traffic.host = name
+        credentials = self._credentials.get((name, asked.port))
         if asked.request is not None:
             assert isinstance(client, HttpClient)  # no other asks for a URL
+            if credentials:
+                raise _wants_tls(name)
             server, request = await self._way.dial_http(name, asked.port, asked.request, traffic)
             async with server:
                 await forward(client.wire, Wire(server, traffic, host=True), request, _NOTHING)
-        elif credentials := self._credentials.get((name, asked.port)):
+        elif credentials:
             await self._with_credentials(client, name, asked.port, credentials, traffic)
         else:
             server = await self._way.dial(name, asked.port, traffic)
@@ -200,8 +203,7 @@ async def _end_tls(stream: Buffered, name: str, context: ssl.SSLContext) -> TlsS
     """Make the handshake of a command that wants a host. Raises ``Refused``."""
     first = await _opening(stream, name)
     if first[:1] != b"\x16":
-        message = f"`{name}` gets a credential here, so that the connection to it has to be TLS"
-        raise Refused(NetworkRefusal.CERTIFICATE, message)
+        raise _wants_tls(name)
     secure = TlsStream(Buffered(stream, first), context, server_side=True)
     try:
         with trio.fail_after(HEAD_SECONDS):
@@ -210,6 +212,11 @@ async def _end_tls(stream: Buffered, name: str, context: ssl.SSLContext) -> TlsS
         message = "the command does not trust the certificates of `SSL_CERT_FILE`"
         raise Refused(NetworkRefusal.CERTIFICATE, message) from None
     return secure
+
+
+def _wants_tls(name: str) -> Refused:
+    message = f"`{name}` gets a credential here, so that the connection to it has to be TLS"
+    return Refused(NetworkRefusal.CERTIFICATE, message)
 
 
 async def _serve_requests(

@@ -413,6 +413,17 @@ async def test_an_upgrade_passes_and_then_bytes_do(certificate: Path) -> None:
         assert seen.header(b"authorization") == [b"Bearer " + TOKEN]
 
 
+async def test_a_request_without_tls_is_refused_where_the_host_gets_a_credential(certificate: Path) -> None:
+    async with api(certificate) as seen, inside(certificate, bearer(seen)) as command:
+        async with await trio.open_tcp_stream("127.0.0.1", command.proxy) as stream:
+            await stream.send_all(b"GET http://a.test:%d/ HTTP/1.1\r\nHost: a.test:%d\r\n\r\n" % (seen.port, seen.port))
+            answer = b"".join([data async for data in stream])
+
+        assert b"the connection to it has to be TLS" in answer
+        assert (await command.last()).refusal is NetworkRefusal.CERTIFICATE
+        assert not seen.heads
+
+
 async def test_a_host_that_cannot_be_verified_gets_nothing(certificate: Path) -> None:
     async with api(certificate) as seen, inside(certificate, bearer(seen), trusted=False) as command:
         answer = await command.ask(get(seen), f"a.test:{seen.port}")
