@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import tempfile
@@ -89,39 +88,6 @@ def test_each_cli_calls_a_tool_of_a_server_in_a_sandbox_of_its_own_and_of_one_be
     changed = project.runner("runs", "patch", "last").out
     assert "evil" not in [line.rpartition("/")[2] for line in changed.splitlines() if line.startswith("+++")]
     assert "b/hooked" not in changed
-
-
-def test_a_server_in_the_agents_own_workspace_is_what_the_agent_is_and_ends_with_it(
-    project: Project, tools: Path
-) -> None:
-    project.env["KEY"] = KEY
-    near = {"name": "near", "command": ["python3", "near.py"]}
-    setup = json.dumps(f'python3 -c \'import sys; open("near.py", "w").write(sys.argv[1])\' {shlex.quote(SOURCE)}')
-    workspace = f", checkout_on_start: false, setup_commands: [{setup}]"
-    more = "env: {OF_AGENT: 'yes'}\nsecrets: [{name: KEY, from: {env: KEY}, steps: [agent]}]"
-    turns = [
-        call("seen", "near"),
-        call("fill", "near", mebibytes=1),
-        {"run": "stat --format %s filled; stat --format %u filled; id -u"},
-        call("die", "near", code=3),
-        call("echo", "near", text="again"),
-    ]
-    write(project, tools, used=[near], turns=turns, workspace=workspace, more=more)
-
-    planned = project.runner("plan", str(project.folder)).out
-    done, record = rehearse(project)
-
-    assert done.code == 0, done.out + done.err
-    assert "INSIDE" in planned
-    told = results(project)
-    env = json.loads(json.loads(told[0])["content"][0]["text"])[1]
-    assert (env["OF_AGENT"], "KEY" in env) == ("yes", False)
-    size, owner, me = told[2].split()
-    assert (size, owner) == (str(1 << 20), me)
-    assert "has ended" in told[3]
-    assert "again" in told[4]
-    assert verdicts(record)["near echo answered"] == 1
-    assert project.json("mcp", "hosted", "list") == []  # nobody is asked for consent to what is the agent's
 
 
 @pytest.mark.scenario("BEY-01")
