@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -214,7 +215,7 @@ def test_what_has_changed_waits_for_consent_and_what_no_manifest_names_goes(proj
             for uri in ("docs://rules", "docs://page"):
                 assert len((await mcp.read_resource(uri)).contents) == 1
 
-    with hosting(project, says=["mcp.unhealthy"]) as served:
+    with hosting(project, token="again", says=["mcp.unhealthy"]) as served:
         assert [one["name"] for one in served.get("/mcp-servers")["mcp_servers"]] == ["docs"]  # from the first moment
         trio.run(main, served)
         assert state(served)["pending"] is True
@@ -289,6 +290,39 @@ def test_two_homes_with_one_store_host_servers_of_the_same_name(kind: str, proje
         (record,) = project.json("mcp", "hosted", "list")
         assert (record["state"], record["restarts"], record["workspace"]) == ("ready", 0, before["workspace"])
         assert other.runner("workspace", "destroy", "--discard", workspace).code == 0
+
+
+def test_what_a_shared_store_has_from_before_homes_were_told_apart_goes_to_the_home_with_its_folder(
+    project: Project,
+) -> None:
+    """What was approved then is not trusted anew, and a home with another folder of servers sees nothing of it."""
+    file = folder(project.home / "shared") / "state.db"
+    project.env["RUNNER_DATABASE_URL"] = f"sqlite://{file}"
+    other = replace(project, home=folder(project.home / "other"))
+    write(project)
+    with hosting(project) as served:
+        until(lambda: state(served)["state"] == "ready")
+    with closing(sqlite3.connect(file)) as store, store:
+        ((key, body),) = store.execute("select name, body from entries where kind = 'mcp_server'").fetchall()
+        old = json.dumps({key: value for key, value in json.loads(body).items() if key != "home"})
+        store.execute("update entries set name = 'docs', body = ? where name = ?", (old, key))
+    assert project.json("mcp", "hosted", "list") == other.json("mcp", "hosted", "list") == []
+    there = write(other, "more")
+    there.rename(folder(project.home / "manifests") / there.name)
+    with serving(other, "--mcp-servers", str(project.home / "manifests"), token="other") as away:
+        until(lambda: state(away, "more")["state"] == "ready")
+        assert [one["name"] for one in other.json("mcp", "hosted", "list")] == ["more"]
+    for row in other.json("workspace", "list"):
+        other.runner("workspace", "destroy", "--discard", row["id"])
+
+    write(project, command=["python3", "-c", PROGRAM.read_text() + "# another"])
+    with hosting(project, token="again", says=["mcp.unhealthy"]) as served:
+        until(lambda: state(served)["state"] == "approval")
+        (record,) = project.json("mcp", "hosted", "list")
+        assert (record["state"], sorted(record["approved"]["tools"] or ())) == (
+            "approval",
+            sorted(one["name"] for one in mcp_server.TOOLS),
+        )
 
 
 @pytest.mark.nightly

@@ -35,6 +35,8 @@ async def serve_gateway(
     """
     specs = await read_servers(path, env.settings, registered=False)
     servers = {name: _OwnServer(env, _for_folder(spec)) for name, spec in specs.items()}
+    names = {server.spec.name for server in servers.values()}  # which tell folders apart
+    await records.take_over(env.store, records.home_of(env.settings), lambda one: one.name in names)
     scopes = [trio.CancelScope() for _ in servers]
     async with open_services() as services:
         services.start_soon(_look, env, servers)

@@ -359,6 +359,7 @@ class Hosting:
     async def run(self) -> None:
         """Host the servers until this is cancelled; each of them then has its grace, all at once."""
         written = self._written()
+        await records.take_over(self._env.store, self._home, lambda one: one.folder in self._folders)
         async with trio.open_nursery() as nursery:
             await self._remove({one.name for one in await self._own()} - {*self._specs})
             for server in [*self.servers.values()]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from secrets import token_hex
 from typing import Any
 
@@ -24,6 +25,7 @@ from runner.ports.mcp import Lists
 from runner.ports.store import EntryRow, Reader, Store
 
 KIND = "mcp_server"
+OF_RUNS = "of runs"  # the state of one that no home hosts
 _ID = "mcp-home"  # in a home whose store others may share
 
 
@@ -93,7 +95,25 @@ def home_of(settings: Settings) -> str:
 async def list_hosted(store: Reader, home: str) -> list[HostedRecord]:
     """List the servers of a home, and those of runs."""
     found = [decode(row.body, HostedRecord) for row in await store.entries(KIND)]
-    return sorted((one for one in found if one.home in ("", home)), key=lambda one: one.name)
+    own = (one for one in found if one.home == home or one.state == OF_RUNS)
+    return sorted(own, key=lambda one: one.name)
+
+
+async def take_over(store: Store, home: str, own: Callable[[HostedRecord], bool]) -> None:
+    """Give a home what is its ``own`` of what a shared store has from before homes were told apart there.
+
+    What was approved of it holds on. Anything else is left to its home, and is nobody's until then.
+    """
+    for row in await store.entries(KIND):
+        one = decode(row.body, HostedRecord)
+        if home and not one.home and one.state != OF_RUNS and own(one):
+            await change(store, one.name, home, partial(_given, one, home))
+            await remove(store, one.name, "")
+
+
+def _given(old: HostedRecord, home: str, now: HostedRecord) -> HostedRecord:
+    """Return the record that a home has, or an old one as its own."""
+    return now if now.since else replace(old, home=home)
 
 
 async def find_hosted(store: Reader, name: str, home: str) -> HostedRecord:
@@ -132,7 +152,7 @@ async def approve_first(store: Store, name: str, found: Lists) -> Lists:
 
     def seen(one: HostedRecord) -> HostedRecord:
         first = {kind: items for kind, items in found.items() if getattr(one.approved, kind) is None}
-        state = "of runs" if one.state == "starting" else one.state
+        state = OF_RUNS if one.state == "starting" else one.state
         return replace(one, state=state, seen=replace(one.seen, **found), approved=replace(one.approved, **first))
 
     return approved_of(await change(store, name, "", seen), found)
