@@ -399,7 +399,7 @@ class SubmittedRuns:
         self.table.ended(run.id)
         while run.made and not self.table.state(run.id).over and trio.current_time() < deadline:  # noqa: ASYNC110
             await trio.sleep(_LOOK / 2)
-        while self._brings_back or is_needed:
+        while (self._brings_back or is_needed) and record.status is not Status.SKIPPED:  # which leaves nothing
             record = replay(run.id, await self._store.events(run.id))
             try:
                 await read_back(replace(stored, record=record), self._settings, whole=is_needed)

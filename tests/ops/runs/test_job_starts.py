@@ -20,6 +20,7 @@ from runner.ops.planning.make_plan import PlanResult, make_plan
 from runner.ops.runs.job_table import JobTable
 from runner.ops.runs.jobs import SubmittedRuns
 from runner.store.memory import MemoryStore
+from tests.support.folder_contents import folder
 from tests.support.situations import Project, document
 
 
@@ -79,7 +80,8 @@ async def planned_runs(project: Project, *names: str) -> PlanResult:
 def submitted(
     project: Project, planned: PlanResult, store: MemoryStore, objects: ClusterObjects, key: str | None = None
 ) -> SubmittedRuns:
-    settings = project.settings(RUNNER_WORKER_IMAGE="registry.example/worker:1")
+    share = folder(project.home / "share")
+    settings = project.settings(RUNNER_WORKER_IMAGE="registry.example/worker:1", RUNNER_ARTIFACTS=f"file://{share}")
     told: list[RunnerError] = []
     table = JobTable(objects)
     return SubmittedRuns(planned, settings, store=store, table=table, sinks=[], key=key, advise=told.append)
@@ -159,12 +161,14 @@ async def test_a_second_apply_with_the_key_of_a_run_that_was_skipped_tells_the_s
 ) -> None:
     cluster = Lists(lambda path: "quick is forbidden")
     planned = await planned_runs(project, "first", "second")
+    began = trio.current_time()
     for _ in range(2):
         runs = submitted(project, planned, store, cluster, key="build-7")
         await runs.carry_out()
         [skipped] = await runs.wait()
 
         assert (skipped.name, skipped.status) == ("second", Status.SKIPPED)
+        assert trio.current_time() - began < 60, "its files are waited for, and there are none"
         assert [error.code for error in runs.errors] == ["job.not-started"]
 
 
