@@ -223,7 +223,9 @@ def _networks(
     types, sets = selected.agent_type, network_sets(selected, found)
     networks = networks_of(types, selected.agent.workspace.network, "workspace", "network", sets=sets)
     if record_network:
-        networks = dict.fromkeys(networks, NetworkSpec(open=True, origin="--record-network"))
+        networks = {  # with what private hosts and mirrors each step names
+            step: replace(one, open=True, origin="--record-network") for step, one in networks.items()
+        }
     findings = network_faults(selected, networks, policies, untrusted=untrusted, may=may)
     why_not = "manifests of a fork get no network" if untrusted else ""
     if record_network or types.wrote("workspace", "network"):

@@ -208,6 +208,21 @@ def test_a_look_at_what_is_reached_opens_every_step_as_far_as_policies_let_it(pr
     assert "manifests of a fork get no network" in project.runner("plan", ".", "--record-network", "--untrusted").err
 
 
+@pytest.mark.slow
+def test_a_look_at_what_is_reached_leaves_what_the_plan_names(project: Project, port: int) -> None:
+    """Hosts with private addresses, too, which `open` is not."""
+    ask = "curl -s -w '%{http_code} ' -o /dev/null"
+    network = f"network: {{agent: {{allow: [{{host: '{THERE}:{port}', private: true}}]}}}}"
+    project.script(f"{ask} http://{THERE}:{port}/ -o /dev/null http://{ELSEWHERE}:{port}/", workspace=network)
+
+    record = project.succeed("--record-network")
+
+    assert project.logs("agent").split() == ["200", "403"]
+    assert record["open_network"][0] == "agent"
+    learned = project.runner("network", "learn", "last").out
+    assert f'- {{host: "{THERE}:{port}", private: true}}\n' in learned
+
+
 @pytest.mark.parametrize(
     ("network", "named", "words"),
     [

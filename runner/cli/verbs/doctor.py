@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from runner import DISTRIBUTION
 from runner.cli.output import Output
-from runner.core.errors import UsageError
+from runner.core.errors import UnknownPlugin, UsageError, nearest
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 
@@ -90,8 +90,10 @@ def _probe(args: Namespace, settings: Settings, out: Output) -> int:
     from runner.cli.signals import run_cancellable
     from runner.core.codec import plain
     from runner.ops.host.probe import examine_all, examine_networks
-    from runner.ops.planning.facts import provider_names
+    from runner.ops.planning.facts import provider_names, unknown_provider
 
+    if args.probe and args.probe != NETWORK and (unknown := unknown_provider(args.probe)):
+        raise UnknownPlugin(unknown.message, hint=nearest(args.probe, (*provider_names(), NETWORK)))
     if args.probe == NETWORK:
         examined = run_cancellable(examine_networks, settings, provider_names(), args.image)
     else:
