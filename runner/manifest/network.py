@@ -135,11 +135,19 @@ STEPS = tuple(name for name in Networks.model_fields if name not in _WHOLE_FORM)
 Network = Annotated[_Word | Annotated[Networks, Tag(_BLOCK)], Discriminator(_form)]
 
 
+def words_in(written: Written, *keys: str) -> Iterator[tuple[str, tuple[str | int, ...]]]:
+    """Yield the words of a network at ``keys`` that may be names of sets, each with the keys that lead to it."""
+    blocks: list[tuple[Written, tuple[str, ...]]] = [(written, keys)]
+    blocks += [(getattr(written, step), (*keys, step)) for step in STEPS] if isinstance(written, Networks) else []
+    for block, path in blocks:
+        for position, one in enumerate((not isinstance(block, str) and block.allow) or ()):
+            if isinstance(one, str):
+                yield one, (*path, "allow", position)
+
+
 def names_in(written: Written) -> set[str]:
     """Return the words of a network that may be names of sets."""
-    steps = [getattr(written, step) for step in STEPS] if isinstance(written, Networks) else []
-    blocks: list[Written] = [written, *steps]
-    return {one for block in blocks if not isinstance(block, str) for one in block.allow or () if isinstance(one, str)}
+    return {word for word, _ in words_in(written)}
 
 
 def networks_of(

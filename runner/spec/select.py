@@ -28,7 +28,7 @@ from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
 from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
-from runner.manifest.network import TOOLS, HostList, names_in
+from runner.manifest.network import TOOLS, HostList, names_in, words_in
 from runner.manifest.used_mcp import used_servers
 from runner.plan.graph import Graph
 
@@ -249,6 +249,7 @@ def _members(
             continue
         policies = _policies(run, agent, project, known, findings) or (defaults["Policy"],)
         servers = _mcp_servers(agent, known, findings)
+        findings += _misspelt_sets(agent, known)
         name = f"{run.name}.{label}" if label else run.name
         member = Selected(
             name=name,
@@ -335,6 +336,19 @@ def _names(agent: Document, *policies: Document, servers: Sequence[Document] = (
     assert isinstance(agent.spec, AgentTypeSpec)
     others = (getattr(one.spec, "network") for one in (*policies, *servers))  # noqa: B009  # of these kinds
     return names_in(agent.spec.workspace.network).union(*(names_in(one) for one in others if one is not None))
+
+
+def _misspelt_sets(agent: Document, known: _Known) -> Iterator[RunnerError]:
+    """List the words of an agent's network that are nearly the name of a set, and no host that could be public."""
+    assert isinstance(agent.spec, AgentTypeSpec)
+    names = sorted({*TOOLS, *known.of("NetworkSet")})
+    for word, keys in words_in(agent.spec.workspace.network, "workspace", "network"):
+        if word in names or re.search("[.:]", word):
+            continue
+        hint = nearest(word, names)
+        if hint.startswith("did you mean"):
+            hint += f" a host of this name is `{{host: {word}, private: true}}`"
+            yield UnknownReference(f"`{word}` is not a known set of hosts", at=agent.place(*keys), hint=hint)
 
 
 def _mcp_servers(agent: Document, known: _Known, findings: list[RunnerError]) -> tuple[Document, ...]:

@@ -153,6 +153,21 @@ def test_an_empty_list_is_the_same_as_none(project: Project, network: str) -> No
     assert [step["network"] for step in listed["steps"]] == [step["network"] for step in absent["steps"]]
 
 
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [("pipp", "pip"), ("registires", "registries"), ("npm", None), ("nexus", None), ("gi.test", None)],
+)
+def test_a_word_that_is_nearly_a_set_is_taken_for_no_host(project: Project, word: str, named: str | None) -> None:
+    project.script("true", workspace=f"network: {{setup: {{allow: [{word}]}}}}")
+    project.add(document("NetworkSet", "registries", "allow: [pypi.org]"))
+
+    done = project.runner("validate", ".")
+
+    assert done.errors == ([] if named is None else ["manifest.unknown-reference"])
+    told = f"did you mean `{named}`? a host of this name is `{{host: {word}, private: true}}`"
+    assert named is None or told in done.err
+
+
 INSTALL = {
     "npm": "cd /tmp; echo '{}' > package.json; npm install -s ms && ls node_modules/ms",
     "pip": "python3 -m venv /tmp/v && /tmp/v/bin/pip install -q six && ls /tmp/v/lib/python3*/site-packages/six.py",
