@@ -16,7 +16,7 @@ NOTICED = Change('/common.sh"', '/common.bash"', "runners/goose.sh")
 
 @pytest.mark.parametrize("mutant", load(), ids=lambda mutant: mutant.name)
 def test_each_mutant_can_be_made_and_is_of_a_claim(mutant: Mutant) -> None:
-    assert mutant.scenario in claimed()
+    assert mutant.scenario in claimed() or (mutant.name.startswith("ALSO-") and mutant.noticed_by)
     for change in mutant.changes:
         path, text = change.applied(run.ROOT)
         assert text != path.read_text()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from itertools import count
 from typing import Any, cast
 
@@ -197,10 +198,13 @@ class Bridge:
                 nursery.cancel_scope.cancel()
 
         try:
-            async with trio.open_nursery() as nursery:
+            async with (
+                aclosing(lines(lambda: stdout.receive_some(1 << 18), MAX_LINE)) as found,
+                trio.open_nursery() as nursery,
+            ):
                 nursery.start_soon(self._write, stdin, self._outbox)
                 nursery.start_soon(start)
-                async for line in lines(lambda: stdout.receive_some(1 << 18), MAX_LINE):
+                async for line in found:
                     if line is None:
                         self._tell(f"a message of more than {MAX_LINE >> 20} MiB was refused")
                     else:

@@ -61,9 +61,9 @@ class Gateway:
 
     async def talk(self, read: Read, write: Write) -> None:
         """Answer a client until it closes its end, or reads no more. Answers under way get a moment then."""
-        async with trio.open_nursery() as nursery:
+        async with aclosing(lines(read, MAX_LINE)) as found, trio.open_nursery() as nursery:
             nursery.start_soon(self._write, write, nursery.cancel_scope)
-            async for line in lines(read, MAX_LINE):
+            async for line in found:
                 await self._outbox.wait_room()  # a client that does not read is not read either
                 self._receive(line, nursery)
             with trio.move_on_after(_DRAIN):

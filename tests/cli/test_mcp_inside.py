@@ -60,6 +60,7 @@ def prepare(project: Project, place: str, turns: list[dict[str, Any]], *, limits
         as_member(project, dockerd.session())
 
 
+@pytest.mark.scenario("BEY-12")
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_such_a_server_is_what_the_agent_is_and_is_there_again_after_a_crash(place: str, project: Project) -> None:
     more = "env: {OF_AGENT: 'yes'}\nsecrets: [{name: KEY, from: {env: KEY}, steps: [agent]}]"

@@ -77,11 +77,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Mutant:
-    """Changes of the product that together break a scenario, and are named by its id and a few words."""
+    """Changes of the product that together break a scenario, and are named by its id and a few words.
+
+    ``noticed_by`` names the tests of what is promised beside scenarios, in a mutant that is named `ALSO`.
+    """
 
     name: str
     breaks: str
     changes: tuple[Change, ...]
+    noticed_by: tuple[str, ...] = ()
 
     @property
     def scenario(self) -> str:
@@ -95,7 +99,8 @@ def load(folder: Path = Path(__file__).parent) -> list[Mutant]:
 def read(path: Path) -> Mutant:
     found = YAML(typ="safe").load(path)
     parts = found.get("changes", [found])
-    return Mutant(path.stem, found["breaks"], tuple(Change(p["old"], p["new"], p.get("in")) for p in parts))
+    changes = tuple(Change(p["old"], p["new"], p.get("in")) for p in parts)
+    return Mutant(path.stem, found["breaks"], changes, tuple(found.get("noticed_by", ())))
 
 
 def _text(path: Path) -> str:
@@ -179,12 +184,15 @@ class Tree:
 
 def judge(mutant: Mutant, tree: Tree) -> tuple[bool, str]:
     """Whether the mutant died, and by which test, or why it lives."""
-    files = tree.files_of(mutant.scenario)
-    if not files:
-        return False, f"NO TEST   {mutant.name}: no test names {mutant.scenario}"
+    tests = mutant.noticed_by
+    if not tests:
+        files = tree.files_of(mutant.scenario)
+        if not files:
+            return False, f"NO TEST   {mutant.name}: no test names {mutant.scenario}"
+        tests = ("--scenario", mutant.scenario, *files)
     try:
         with tree.broken(mutant):
-            code, out = tree.run("-x", "--tb=short", "--scenario", mutant.scenario, *files)
+            code, out = tree.run("-x", "--tb=short", *tests)
     except Stale as stale:
         return False, f"STALE     {mutant.name}: {stale}"
     failed = FAILED.search(out)
