@@ -244,8 +244,8 @@ async def _exchanges(down: Wire, up: Wire, name: str, port: int, credentials: Se
     """Serve the requests of a connection to a host, each with its credential."""
     seconds: float | None = None
     while (head := await down.head(seconds)) is not None:
-        up.traffic.requests += 1
         request, watch = _with_credential(head, name, port, credentials)
+        up.traffic.requests += 1
         await forward(down, up, request, watch)
         if not (down.again() and up.again()):
             return

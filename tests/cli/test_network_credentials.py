@@ -128,7 +128,7 @@ def assert_used_and_nowhere(project: Project, port: int) -> None:
     assert {(use["place"], use["refusal"], use["requests"], use["credential"]) for use in uses} == {
         (f"{THERE}:{port}", None, 2, "API_TOKEN"),
         (f"{THERE}:{port}", "echo", 1, "API_TOKEN"),
-        (f"{THERE}:{port}", "request", 1, "API_TOKEN"),
+        (f"{THERE}:{port}", "request", 0, "API_TOKEN"),
         (f"{ELSEWHERE}:{port}", None, 0, ""),
     }
     redactor = Redactor({"T": TOKEN.encode()})
