@@ -23,6 +23,7 @@ NEEDS = {
     "bench_clone": GIT,
     "bench_docker": dockerd.DOCKER,
     "bench_kubernetes": CLUSTER,
+    "bench_packages": AGENTS,
     "bench_network": program("nginx", f"{os.environ['PATH']}:{ADMINISTRATORS_PATH}"),
     "bench_pool": dockerd.DOCKER,
     "bench_triage": AGENTS,
