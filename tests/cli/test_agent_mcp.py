@@ -314,7 +314,8 @@ def test_a_list_that_has_changed_is_withheld_until_it_is_approved(project: Proje
     done, record = rehearse(project)
 
     assert done.code == 0, done.out + done.err
-    (name,) = [one["name"] for one in project.json("mcp", "hosted", "list")]
+    ((name, since),) = [(one["name"], one["since"]) for one in project.json("mcp", "hosted", "list")]
+    assert since > 0
     assert "there is no tool `echo`" in results(project)[2]
     assert [one for one in record["warnings"] if f"runner mcp approve {name}" in one["message"]]
     assert project.runner("mcp", "approve", name, "--yes").code == 0

@@ -260,6 +260,8 @@ def test_an_ordinary_user_hosts_a_server(project: Project, provider: str) -> Non
             until(lambda: state(served)["state"] == "ready")
             assert ask(served, "echo", text="hi") == "hi"
             assert own.json("workspace", "list")[0]["provider"] == provider
+            said = own.runner("mcp", "hosted", "logs", "docs").out
+            assert ("limits that `local` cannot enforce here: " in said) is (provider == "local")
             with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="has ended"), flatten_subgroups=True):
                 ask(served, "die", code=1)
             assert ask(served, "echo", text="again") == "again"

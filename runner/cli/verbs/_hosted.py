@@ -88,9 +88,10 @@ async def _perform(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
             if args.output == "json":
                 out.json([plain(one) for one in found])
                 return
+            width = max([20, *(len(one.name) for one in found)])
             for one in found:
                 pending = "  changed: runner mcp approve" if one.pending else ""
-                line(out, f"{one.name:<20} {one.state:<9} {moment(one.since)}  {one.detail}{pending}")
+                line(out, f"{one.name:<{width}} {one.state:<9} {moment(one.since)}  {one.detail}{pending}")
 
 
 def _alive(record: HostedRecord, env: WorkspaceEnv, home: str) -> HostedRecord:

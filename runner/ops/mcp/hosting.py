@@ -38,6 +38,7 @@ from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, h
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.network import Credential, EgressConnection
 from runner.ports.provider import Images, ImageStart, Process, Provider, SandboxSpec, Workspace
+from runner.report.format import limits as in_words
 from runner.runtime.mcp_talk import MISSES, talk
 from runner.runtime.network import open_way
 from runner.runtime.secrets import give
@@ -98,7 +99,8 @@ class HostedServer:
 
     async def _become(self, state: str, detail: str = "", **more: object) -> None:
         """Record how the server is."""
-        self.bridge.became(f"is {state}" + (f": {detail}" if detail else ""), idle=state in _IDLE)
+        is_so = f"has {state}" if state in ("ended", "failed") else f"is {state}"
+        self.bridge.became(is_so + (f": {detail}" if detail else ""), idle=state in _IDLE)
         since, text = await self.env.store.now(), self._redactor.text(sanitize(detail))
 
         def changed(one: HostedRecord) -> HostedRecord:
@@ -128,6 +130,8 @@ class HostedServer:
             self._events, journal = trio.open_memory_channel[ev.Event](math.inf)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write_journal, held, journal)
+                if (missing := held.row.not_enforced) is not None:
+                    self._write_log(f"-- limits that `{chosen.provider.name}` cannot enforce here: {in_words(missing)}")
                 with self._events:
                     try:
                         await self._become("starting", workspace=held.row.id)

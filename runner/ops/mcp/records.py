@@ -149,11 +149,13 @@ async def change(store: Store, name: str, home: str, of: Callable[[HostedRecord]
 
 async def approve_first(store: Store, name: str, found: Lists) -> Lists:
     """Note what the server of a run lists. Return what of it is as it was approved; the first of each list is."""
+    now = await store.now()
 
     def seen(one: HostedRecord) -> HostedRecord:
         first = {kind: items for kind, items in found.items() if getattr(one.approved, kind) is None}
         state = OF_RUNS if one.state == "starting" else one.state
-        return replace(one, state=state, seen=replace(one.seen, **found), approved=replace(one.approved, **first))
+        noted = replace(one, state=state, seen=replace(one.seen, **found), approved=replace(one.approved, **first))
+        return noted if noted == one else replace(noted, since=now)
 
     return approved_of(await change(store, name, "", seen), found)
 
