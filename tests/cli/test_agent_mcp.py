@@ -360,3 +360,33 @@ def test_servers_end_with_their_run_however_that_ends(how: str, provider: str, p
         assert provider == "local" or [one for id in workspaces for one in dockerd.kept_of(id)] == []
     assert project.json("workspace", "list") == project.json("lease", "list") == leftovers(project.home) == []
     assert project.record()["left_behind"] == []
+
+
+KNOCK = """
+import socket
+for port in range(1, 1 << 16):
+    with socket.socket() as end:
+        if not end.connect_ex(("127.0.0.1", port)) and end.getsockname() != end.getpeername():  # it may meet itself
+            print(port)
+"""
+
+
+@pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=pytest.mark.nightly)])
+def test_another_workspace_does_not_reach_the_servers_of_a_run(project: Project, tools: Path, provider: str) -> None:
+    """On no port of its loopback, while the run goes on whose agent they have answered."""
+    turns = [call("echo", text="one"), {"run": "sleep 120"}]
+    write(project, tools, server(), used=["docs"], turns=turns)
+    first = project.start("rehearse", str(project.folder), "--turns", "a.turns.yaml")
+    logs = project.home / "state" / "runs"
+    answered = "mcp__docs__echo"
+    until(lambda: first.poll() is not None or answered in "".join(map(Path.read_text, logs.glob("*/logs/*.stdout"))))
+    other = Project(project.folder.parent / "other", project.home)
+    other.folder.mkdir()
+    other.script(f"python3 -c '{KNOCK}'", provider=provider)
+
+    record = other.succeed()
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate()
+
+    assert (other.directory(record) / "logs" / "agent.stdout").read_text() == ""
+    assert first.returncode == 130, out + err

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.redact import Redactor
+from tests.cli.test_dependencies import AS_ORDINARY
 from tests.support import dockerd
 from tests.support.certificates import make_certificate
 from tests.support.http_servers import EVERYWHERE, Handler, serving_http
@@ -135,6 +136,18 @@ def assert_used_and_nowhere(project: Project, port: int) -> None:
     kept = [path for path in (project.home / "state").rglob("*") if path.is_file()]
     assert [path for path in kept if redactor.names_in(path.read_bytes())] == []
     assert len(kept) > 10
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("provider", ["local", "docker"])
+def test_so_do_commands_of_an_ordinary_user(project: Project, certificate: Path, port: int, provider: str) -> None:
+    project.within = AS_ORDINARY
+    project.env |= {"API_TOKEN": TOKEN, "SSL_CERT_FILE": str(certificate)}
+    project.script(asking(port), workspace=injecting(port), provider=provider)
+
+    project.succeed()
+
+    assert_used_and_nowhere(project, port)
 
 
 @pytest.mark.slow
