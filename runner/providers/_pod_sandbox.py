@@ -35,7 +35,7 @@ GONE_SECONDS = 60.0  # for a kubelet to end a pod
 START_SECONDS = 300.0  # for a place on a node, and for the image to come there
 CLOSED_SECONDS = 10.0  # for a network that learns of a pod's policy late
 _KUBELET = 10250
-_PAUSE = 0.1
+_PAUSE, _LONG_PAUSE = 0.1, 1.0
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _NEVER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _NO_CONTAINER = "container not found"  # as kubelets say it
@@ -67,6 +67,10 @@ class PodSandbox:
     @property
     def node(self) -> str:
         return str(self._pod.get("spec", {}).get("nodeName", "")) or "none"
+
+    @property
+    def _has_node(self) -> bool:
+        return "nodeName" in (self._pod.get("spec") or {})
 
     @property
     def _status(self) -> Mapping[str, Any]:
@@ -162,7 +166,10 @@ class PodSandbox:
                 self._check_start(container)
                 await self._changed.wait()
             return
-        raise ProviderFailed(f"the pod of {self.what} has not started in {START_SECONDS:.0f}s: {self._why_waiting()}")
+        raise self._not_started()
+
+    def _not_started(self) -> ProviderFailed:
+        return ProviderFailed(f"the pod of {self.what} has not started in {START_SECONDS:.0f}s: {self._why_waiting()}")
 
     def _check_start(self, container: str) -> None:
         if lost := self.why_lost():
@@ -221,6 +228,24 @@ class PodSandbox:
                     raise ProviderFailed(f"nothing can be run in the pod of {self.what}: {why}") from error
             await trio.sleep(_PAUSE)
 
+    async def run_first(self, container: str, words: Sequence[str], stdin: Callable[[], Iterable[bytes]]) -> int:
+        """Run a program as ``run`` does as soon as a container has it: nodes tell a second late that one has started.
+
+        Raises ``ImageMissing`` and ``ProviderFailed`` with what is in the way of its start.
+        """
+        pause = _PAUSE
+        with trio.move_on_after(START_SECONDS):
+            while not self.is_running(container):
+                self._check_start(container)
+                if self._has_node:
+                    with suppress(*_TRANSIENT):
+                        return await self._run_once(container, words, stdin, None)
+                with trio.move_on_after(pause):
+                    await self._changed.wait()
+                pause = min(1.1 * pause, _LONG_PAUSE)  # a tenth of the time that it has lasted
+            return await self.run(container, words, stdin)
+        raise self._not_started()
+
     async def _run_once(
         self,
         container: str,
@@ -257,10 +282,14 @@ class PodSandbox:
             await trio.sleep(_PAUSE)
 
     async def check_closed(self) -> None:
-        """Check from inside that the network is closed. Raises ``ProviderFailed``."""
-        addresses = [_address(self.host, _KUBELET)] if self.host else []
+        """Check from inside that the network is closed, as soon as that can be. Raises ``ProviderFailed``."""
+        while not self.host and not self.is_running(SANDBOX):
+            self._check_start(SANDBOX)
+            await self._changed.wait()
+        words = ["reach", *([_address(self.host, _KUBELET)] if self.host else [])]
+        is_open = await self.run_first(FILES, words, tuple) != 0
         deadline = trio.current_time() + CLOSED_SECONDS
-        while await self.run(FILES, ["reach", *addresses]) != 0:
+        while is_open:
             if trio.current_time() > deadline:
                 raise ProviderFailed(
                     f"pods of namespace `{self._objects.namespace}` reach their node or the API server: the cluster"
@@ -268,6 +297,7 @@ class PodSandbox:
                     hint="use a cluster whose network plug-in enforces it, such as Calico or Cilium",
                 )
             await trio.sleep(_PAUSE)
+            is_open = await self.run(FILES, words) != 0
 
     # --- its end ---
 

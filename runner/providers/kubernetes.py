@@ -18,13 +18,14 @@ from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 
 from runner.cluster.clusters import Clusters, workspace_place
 from runner.core.errors import CleanUpIncomplete, PlatformError, ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Feature, Handle, IsolationClass, Limits, Pull
+from runner.core.nurseries import unwrapping_groups
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.guest import binary
@@ -184,7 +185,7 @@ class KubernetesProvider:
         policies = {"group": "networking.k8s.io/v1"}
         wanted = pod.closed_network()
         made = await objects.create(objects.path("networkpolicies", **policies), wanted, again=True)
-        if made is None or not _closes_all(made["spec"]):
+        if made is None or not pod.closes_all(made["spec"]):
             raise ProviderFailed(
                 f"NetworkPolicy `{pod.POLICY}` of namespace `{objects.namespace}` was changed, and lets something pass",
                 hint=f"kubectl --namespace {objects.namespace} delete networkpolicy {pod.POLICY}",
@@ -240,9 +241,11 @@ class KubernetesProvider:
         handle, sandbox, mirror = opening.handle, opening.sandbox, Mirror(opening.handle)
         files = GuestFiles(opening.roots_by(lambda volume: volume.target), opening.skipped, opening.most)
         fetched = False
-        await sandbox.wait_for(pod.SANDBOX)
-        sandbox.started()
-        await sandbox.check_closed()
+        with unwrapping_groups():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sandbox.check_closed)
+                await sandbox.wait_for(pod.SANDBOX)
+                sandbox.started()
         context = SandboxContext(
             provider=self.name,
             isolation=isolation,
@@ -308,14 +311,13 @@ class KubernetesProvider:
 
     async def _send(self, opening: _Opening) -> None:
         """Send everything to a new pod, which then starts the container that shows it."""
-        await opening.sandbox.wait_for(pod.FIRST)
         private = opening.handle.private
         system = [
             Source(f"{pod.SYSTEM}/{name}", private, 0, content=content)
             for name, content in pod.system_files(uid_of(opening.handle)).items()
         ]
         sources = [*system, *(Source(volume.name, volume.source, 0) for volume in opening.volumes)]
-        await _unpack(opening.sandbox, pod.FIRST, sources, "then")
+        await _unpack(opening.sandbox, partial(opening.sandbox.run_first, pod.FIRST), sources, "then")
 
     async def disk_bytes(self, handle: Handle, here: Callable[[], Awaitable[int]]) -> int:
         if measure := self._measures.get(handle.id):
@@ -435,7 +437,7 @@ class _Opening:
 async def _put(opening: _Opening, volumes: Sequence[Volume]) -> None:
     if volumes:
         sources = [Source(volume.name, volume.source, 0) for volume in volumes]
-        await _unpack(opening.sandbox, pod.FILES, sources)
+        await _unpack(opening.sandbox, partial(opening.sandbox.run, pod.FILES), sources)
 
 
 async def _refresh(files: GuestFiles, opening: _Opening) -> None:
@@ -461,8 +463,10 @@ async def _fetch(opening: _Opening) -> bool:
     return True
 
 
-async def _unpack(sandbox: PodSandbox, container: str, sources: Sequence[Source], *then: str) -> None:
-    code = await sandbox.run(container, ["unpack", pod.FILES_PLACE, *then], partial(pack_trees, sources))
+async def _unpack(
+    sandbox: PodSandbox, run: Callable[..., Awaitable[int]], sources: Sequence[Source], *then: str
+) -> None:
+    code = await run(["unpack", pod.FILES_PLACE, *then], partial(pack_trees, sources))
     if code != 0:
         why = "its node's disk is full" if code == 5 else f"the pod's program ended with {code}"
         raise ProviderFailed(f"files cannot be sent to the pod of {sandbox.what}: {why}")
@@ -485,15 +489,6 @@ def uid_of(handle: Handle) -> int:
 
 def _guest_name() -> str:
     return f"runner-guest-{binary.find().sha256[:16]}"
-
-
-def _closes_all(spec: Mapping[str, Any]) -> bool:
-    return (
-        spec.get("podSelector") == {"matchLabels": pod.PRODUCT}
-        and sorted(spec.get("policyTypes") or ()) == ["Egress", "Ingress"]
-        and not spec.get("ingress")
-        and not spec.get("egress")
-    )
 
 
 def _what(handle: Handle) -> str:

@@ -82,6 +82,16 @@ def closed_network() -> dict[str, Any]:
     }
 
 
+def closes_all(spec: Mapping[str, Any]) -> bool:
+    """Tell whether a policy is still the one above."""
+    return (
+        spec.get("podSelector") == {"matchLabels": PRODUCT}
+        and sorted(spec.get("policyTypes") or ()) == ["Egress", "Ingress"]
+        and not spec.get("ingress")
+        and not spec.get("egress")
+    )
+
+
 def system_files(uid: int) -> dict[str, bytes]:
     """Return the pod's own files by their place in a sandbox; the last only has the directory of a kubeconfig made."""
     return {"etc/passwd": passwd(uid), "etc/group": group(uid), f"{PATHS.kube[1:]}/covered": b""}

@@ -39,6 +39,11 @@ def test_a_job_is_tried_once_and_its_time_begins_with_its_pod() -> None:
     assert "suspend" not in made["spec"]
 
 
+def test_a_worker_that_is_told_to_end_before_it_heeds_signals_ends() -> None:
+    """The first process of a container of its own would ignore it, and run until it is killed."""
+    assert job(SHAPE)["spec"]["template"]["spec"]["shareProcessNamespace"] is True
+
+
 def test_the_policy_that_closes_workspaces_leaves_the_worker_its_network() -> None:
     assert "runner.product" not in json.dumps(job(SHAPE))
 

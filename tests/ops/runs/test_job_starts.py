@@ -119,6 +119,7 @@ async def test_a_second_apply_with_the_key_of_a_job_that_waits_leaves_it(
             await trio.sleep(60)
         assert len(cluster.jobs) == 1
         assert second.errors == []
+        assert (first.runs["work"].attached, second.runs["work"].attached) == (False, True)
         nursery.cancel_scope.cancel()
 
 

@@ -420,6 +420,7 @@ class _Kubelet:
 
     def start(self) -> None:
         pod = self._double.objects["pods", self._name]
+        self._double.put("pods", {**pod, "spec": {**pod["spec"], "nodeName": "n1"}})
         with closing(self._double.client()) as client:
             try:
                 self._make_volumes(pod["spec"])
