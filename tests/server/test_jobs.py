@@ -13,7 +13,7 @@ from tests.server.test_runs import follow
 from tests.server.test_webhooks import HOOKS, PUSH, github
 from tests.support.needs import POSTGRES, ROOT
 from tests.support.server import Served, serving
-from tests.support.situations import Project, until
+from tests.support.situations import Project, document, until
 
 __all__ = ["api", "project"]  # the fixtures
 
@@ -118,14 +118,18 @@ def test_a_message_of_a_webhook_makes_a_job(project: Project, api: Api) -> None:
 
 @pytest.mark.nightly
 def test_a_job_goes_on_when_its_server_ends_and_the_next_one_shows_it(project: Project, api: Api) -> None:
+    """A run that needs it has no Job yet: nobody would make one, so it ends as skipped."""
     plays(project, "sleep 8; echo done")
+    project.add(document("IncidentRun", "next", "agent_type: worker\nneeds: [work]"))
     with served_by(project) as served:
-        run = start(served)
+        run, after = (one["id"] for one in served.post("/runs", {})["runs"])
         until(lambda: step_of(project, "agent") == "running", 60)
     with served_by(project, token="others") as served:
         events = follow(served, run)
+        skipped = served.get(f"/runs/{after}")
 
     assert (events[-1]["type"], events[-1]["exit_code"]) == ("RunEnded", 0)
+    assert (skipped["status"], skipped["outcome"]["message"]) == ("skipped", "who would have made its Job has ended")
     api("DELETE", f"{JOBS}/runner-{run}")  # nobody followed it to its end: else it goes after an hour
 
 

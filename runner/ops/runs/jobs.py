@@ -174,11 +174,10 @@ class SubmittedRuns:
 
     async def leave(self) -> None:
         """Record the runs that nobody will make, since this process ends; those that are Jobs go on."""
-        for run in self.runs.values():
-            if not run.made and not run.ended.is_set():
-                with trio.move_on_after(_RECORD), suppress(RunnerError):
-                    if not await self._is_of_another(run):
-                        await self._skip(run, "who would have made its Job has ended")
+        with trio.move_on_after(_RECORD), suppress(RunnerError):
+            for run in self.runs.values():
+                if not run.made and not run.ended.is_set() and not await self._is_of_another(run):
+                    await self._skip(run, "who would have made its Job has ended")
 
     async def _is_of_another(self, run: JobRun) -> bool:
         """Tell whether an earlier call with the key of a run carries it out."""
