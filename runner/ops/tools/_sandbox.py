@@ -188,11 +188,19 @@ class Outputs(Struct, frozen=True):
         return (self.folder / token_hex(8)).open("xb")
 
 
-class Sandbox(Struct, frozen=True):
+class Sandbox(Struct, eq=False):
     """Place where tools work: an open workspace, and the outputs of its commands."""
 
     workspace: Workspace
     outputs: Outputs
+    _bash: bool | None = None  # what was seen at the first look
+
+    async def has_bash(self) -> bool:
+        """Tell whether the workspace has a bash, so that no other shell has to start it."""
+        if self._bash is None:
+            with trio.move_on_after(SECONDS):
+                self._bash = (await self.workspace.run(["bash", "-c", ":"])).exit.ok
+        return self._bash or False
 
 
 class _Stream:

@@ -95,8 +95,11 @@ Result = CommandResult
 async def call(sandbox: Sandbox, arguments: Arguments) -> CommandResult:
     paths, command = sandbox.workspace.paths, arguments.command
     at = arguments.workdir and f"{paths.workspace}/{place(arguments.workdir)}"
-    words = ["sh", "-c", _SCRIPT, "sh", at or ".", command]
     if arguments.shell:
         state = f"{paths.home}/.tool-shells/{arguments.shell}"
         words = ["sh", "-c", _IN_SHELL, "sh", state, at, command, _BASH, _SH]
+    elif not at and await sandbox.has_bash():
+        words = ["bash", "-c", command]
+    else:
+        words = ["sh", "-c", _SCRIPT, "sh", at or ".", command]
     return await run_command(sandbox, words, arguments.timeout_ms / 1000)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from io import BytesIO
 from typing import Annotated
 
+import trio
 from msgspec import Meta, Struct
 
-from runner.ops.tools._sandbox import Sandbox, place, run_script
+from runner.ops.tools._sandbox import SECONDS, Sandbox, place, run_script
 from runner.ports.provider import Workspace
 from runner.sandbox.container import GUEST
 
 MOST = 256 << 10  # bytes that one call returns
-_SCRIPT = f"""
+_KEPT = MOST + 100
+_SCRIPT = """
 if [ -d "$1" ]; then enter "$1"; echo d; ls -1Ap | head -c "$2"; exit; fi
-[ -x {GUEST} ] && exec {GUEST} show "$1" "$2"
 open_file "$1"
 echo f
 exec head -c "$2" <&3
@@ -54,7 +55,7 @@ class Result(Struct, kw_only=True):
 async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
     path, limit = arguments.file_path, arguments.limit or 1 << 31
     words = (place(path), str(MOST + 1))
-    kind, _, body = await _lines(sandbox.workspace, _SCRIPT, *words, path=path)
+    kind, _, body = await _beginning(sandbox.workspace, *words, path=path)
     if kind == b"d":
         return Result(is_dir=True, content=body[:MOST].decode(errors="replace"), truncated=len(body) > MOST)
     if len(body) > MOST:
@@ -76,9 +77,21 @@ async def call(sandbox: Sandbox, arguments: Arguments) -> Result:
     )
 
 
+async def _beginning(workspace: Workspace, *words: str, path: str) -> tuple[bytes, bytes, bytes]:
+    """Return a letter, and the beginning of a file or directory.
+
+    The guest needs no shell for a file. Of what it does not show, and where it is not seen, the script says what it is.
+    """
+    with trio.move_on_after(SECONDS):
+        done = await workspace.run([GUEST, "show", *words], keep_bytes=_KEPT)
+        if done.exit.ok:
+            return done.stdout.partition(b"\n")
+    return await _lines(workspace, _SCRIPT, *words, path=path)
+
+
 async def _lines(workspace: Workspace, script: str, *words: str, path: str) -> tuple[bytes, bytes, bytes]:
     """Return the first line that a script prints and the rest, which is what a file or directory has."""
-    done = await run_script(workspace, script, *words, path=path, keep_bytes=MOST + 100)
+    done = await run_script(workspace, script, *words, path=path, keep_bytes=_KEPT)
     return done.stdout.partition(b"\n")
 
 
