@@ -167,8 +167,8 @@ class Reader(Protocol):
     async def newest(self) -> int:
         """Return the time of the newest event of any journal; 0 when there is none."""
 
-    async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
-        """List the events of a run in order, those numbered above ``after``."""
+    async def events(self, run: str, *, after: int = 0, limit: int | None = None) -> list[Recorded]:
+        """List the events of a run in order, those numbered above ``after``, at most ``limit``."""
 
     def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
         """Yield the events of a run numbered above ``after``, past and coming, without an end of its own."""

@@ -5,10 +5,12 @@ Host and Origin come first, then the token, then the size and form of the body; 
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -44,6 +46,7 @@ MAX_BODY = 16 << 20  # bytes
 BODY_SECONDS = 30.0
 AT_ONCE = 200  # requests that are worked on
 MOST_UNPROVED = 50  # bodies of requests without a token that are read
+EVEN = 0.01  # seconds; whole ones pass before a refusal that says something is not known
 BURST = 5.0  # seconds whose requests may come at once
 _TOKENS = 10_000  # whose requests are counted before those that rest are forgotten
 _OF_A_BODY = ("content-length", "transfer-encoding")
@@ -154,7 +157,8 @@ class App:
         except trio.WouldBlock:
             raise ServerBusy(f"the server works on {AT_ONCE} requests already", hint="ask again later") from None
         try:
-            return await route.handle(call)
+            async with evenly():
+                return await route.handle(call)
         finally:
             self._room.release_on_behalf_of(call)
 
@@ -256,8 +260,27 @@ async def authorize(request: Request, server: Server) -> StoredToken:
     if kind.lower() != "bearer" or not text:
         raise Unauthorized("there is no token", hint="send `Authorization: Bearer TOKEN`")
     if server.issuer is not None and text.count(".") == 2:
-        return await server.issuer.find(text)
-    return await find_token(server.env.store, text)
+        async with evenly():
+            return await server.issuer.find(text)
+    return await stored_token(text, server)
+
+
+async def stored_token(text: str, server: Server) -> StoredToken:
+    """Return the token with this text. Raises ``Unauthorized``."""
+    async with evenly():
+        return await find_token(server.env.store, text)
+
+
+@asynccontextmanager
+async def evenly() -> AsyncIterator[None]:
+    """Refuse on time: how long it took to look tells nothing of what there is, or how near a guess of a token was."""
+    began = trio.current_time()
+    try:
+        yield
+    except RunnerError as error:
+        if error.http_status in (Unauthorized.http_status, NoRoute.http_status):
+            await trio.sleep_until(began + math.ceil((trio.current_time() - began) / EVEN) * EVEN)
+        raise
 
 
 async def read_limited(request: Request, media: str | None = "application/json", *, most: int = MAX_BODY) -> bytes:

@@ -9,12 +9,13 @@ from typing import Any
 
 import trio
 
-from runner.events.events import RunEnded, as_json
-from runner.ports.store import Reader
+from runner.events.events import Recorded, RunEnded, as_json
+from runner.ports.store import Reader, RunRow
 from runner.server.route import Server
 
 SLOW = 30.0  # seconds to take one event, after which a client is told to come back when it can keep up
 _SLOW = b'event: slow\ndata: {"reason": "an event was not taken within 30 s"}\n\n'
+_PAGE = 100  # events of an ended run that are held
 BEAT = 10.0  # seconds between signs of life, and looks whether anybody works on the run
 
 
@@ -87,11 +88,21 @@ class EventStream:
             nursery.cancel_scope.cancel()
 
 
-async def event_frames(store: Reader, run: str, after: int) -> AsyncGenerator[str]:
-    """Yield the events of a run above a number, past and coming."""
-    async with aclosing(store.watch(run, after=after)) as events:
+async def event_frames(store: Reader, run: RunRow, after: int) -> AsyncGenerator[str]:
+    """Yield the events of a run above a number, past and coming, and all for a number that none has."""
+    if after and not await store.events(run.id, after=after - 1, limit=1):
+        after = 0
+    found = store.watch(run.id, after=after) if run.ended is None else _past_events(store, run.id, after)
+    async with aclosing(found) as events:
         async for recorded in events:
             kind, document = type(recorded.event).__name__, json.dumps(as_json(recorded))
             yield f"id: {recorded.seq}\nevent: {kind}\ndata: {document}\n\n"
             if isinstance(recorded.event, RunEnded):
                 return
+
+
+async def _past_events(store: Reader, run: str, after: int) -> AsyncGenerator[Recorded]:
+    while page := await store.events(run, after=after, limit=_PAGE):
+        for recorded in page:
+            yield recorded
+        after = page[-1].seq

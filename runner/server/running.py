@@ -16,6 +16,7 @@ from runner.ops.runs.history import StoredRun
 from runner.ops.runs.resume import ResumePlan, plan_resume, start_resumed
 from runner.ops.runs.start import RunHandle, start_runs
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
+from runner.ports.store import RunRow
 
 if TYPE_CHECKING:
     from runner.server.jobs import JobRuns, WaitingRun
@@ -65,13 +66,14 @@ class Running:
         run: RunHandle = await self._nursery.start(self._continue, resuming)
         return run
 
-    async def cancel(self, run: str) -> None:
+    async def cancel(self, run: RunRow) -> None:
         """End the work of a run, or its finalize phase at a second call; raises like ``request_cancel``."""
-        handle = self._handles.get(run) or (None if self._jobs is None else self._jobs.find(run))
+        own = self._handles.get(run.id) if run.ended is None else None
+        handle = own or (None if self._jobs is None else self._jobs.find(run.id))
         if handle is not None:
             handle.cancel()
         else:
-            await request_cancel(self._env.store, self._env.settings.home, run)
+            await request_cancel(self._env.store, self._env.settings.home, run.id)
 
     async def _run(
         self,

@@ -107,8 +107,9 @@ class Reader:
     async def now(self) -> int:
         return await self._database.now()
 
-    async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
-        return await self._database.run(lambda: self._read_events(_RUN_JOURNAL, run, after, self._connection))
+    async def events(self, run: str, *, after: int = 0, limit: int | None = None) -> list[Recorded]:
+        wanted = partial(self._read_events, _RUN_JOURNAL, run, after, limit=ALL if limit is None else limit)
+        return await self._database.run(lambda: wanted(self._connection))
 
     async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
         while True:

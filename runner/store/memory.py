@@ -185,8 +185,8 @@ class MemoryStore:
         journals = (*self._journal.values(), *self._of_workspaces.values())
         return max((journal[-1].at for journal in journals if journal), default=0)
 
-    async def events(self, run: str, *, after: int = 0) -> list[Recorded]:
-        return self._journal.get(run, [])[after:]
+    async def events(self, run: str, *, after: int = 0, limit: int | None = None) -> list[Recorded]:
+        return self._journal.get(run, [])[after:][:limit]
 
     async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
         while True:

@@ -298,6 +298,13 @@ async def test_who_watches_a_run_sees_its_past_and_then_what_comes(store: Store,
     assert seen == list(range(after + 1, 6))
 
 
+async def test_events_are_read_in_pages(store: Store) -> None:
+    await store.append("a", [STARTED, ev.StepStarted("agent"), ev.StepEnded("agent", succeeded()), ENDED])
+    pages = [[one.seq for one in await store.events("a", after=after, limit=3)] for after in (0, 3, 4, 9)]
+
+    assert pages == [[1, 2, 3], [4], [], []]
+
+
 async def test_who_stops_to_watch_disturbs_nobody(store: Store) -> None:
     await store.append("a", [STARTED])
     with trio.move_on_after(0.05):

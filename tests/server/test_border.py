@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import socket
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.server import Served, create_token, serving
+from runner.server.border import EVEN
+from tests.support.server import Connection, Served, create_token, serving
 from tests.support.situations import Project
 
 DOCUMENT = "/api/v1/openapi.json"
+Guess = Callable[[], int]  # makes a request and returns the status of its answer
 
 
 def test_what_is_not_a_request_of_a_client_is_refused_before_any_work(served: Served) -> None:
@@ -85,6 +90,83 @@ def test_a_request_that_can_be_read_in_two_ways_is_refused_and_ends_its_connecti
         lines: (status, 1) for lines, status in cases.items()
     }
     assert served.get("/workspaces")["workspaces"] == []
+
+
+def test_of_several_origins_each_one_is_judged(served: Served) -> None:
+    """A proxy may have joined what a page has sent with its own."""
+    found = []
+    for second in ("localhost", "evil.test"):
+        connection = Connection(served.socket, 20)
+        connection.putrequest("GET", "/healthz")
+        for name in ("localhost", second):
+            connection.putheader("Origin", f"http://{name}")
+        connection.endheaders()
+        found.append(connection.getresponse().status)
+        connection.close()
+
+    assert found == [200, 403]
+
+
+@pytest.fixture
+def guesses(served: Served) -> Iterator[dict[str, tuple[Guess, Guess]]]:
+    """Pairs of requests with the same answer: for what there is and is not, for guesses near to a token and far."""
+    other = create_token(served.project.settings(), "other", ("project:other",))
+    workspace = served.post("/workspaces", {"provider": "local"})["id"]
+    served.tool(workspace, "write", file_path="file", content="")  # which opens it
+    stopped = served.post("/workspaces", {"provider": "local"})["id"]
+    served.post("/agent-types", {"name": "reviewer"})
+    session = served.post("/sessions", {"agent_type": "reviewer"})["id"]
+
+    def absent(id: str) -> str:
+        return f"{id[:-6]}{int(id[-6:], 16) ^ 1:06x}"
+
+    def ask(path: str, body: object = None) -> Guess:
+        return lambda: served.ask("GET" if body is None else "POST", f"/api/v1{path}", body, token=other).status
+
+    def log_in(token: str) -> Guess:
+        return lambda: served.ask("GET", DOCUMENT, token=token).status
+
+    wrong = served.token[:-1] + ("A" if served.token[-1] != "A" else "B")
+    both = {
+        "a workspace": (ask(f"/workspaces/{id}") for id in (stopped, absent(stopped))),
+        "an open workspace": (
+            ask(f"/workspaces/{id}/tools/read", {"file_path": "file"}) for id in (workspace, absent(workspace))
+        ),
+        "a session": (ask(f"/sessions/{id}") for id in (session, absent(session))),
+        "a token": (log_in(wrong), log_in(f"{served.token[:9]}{'x' * 43}")),
+        "the name of a token": (log_in(wrong), log_in(f"rt_nobody_{'x' * 43}")),
+    }
+    yield {name: (one, another) for name, (one, another) in both.items()}
+    for id in (workspace, stopped):
+        served.ask("DELETE", f"/api/v1/workspaces/{id}?discard=true")
+
+
+def seconds(guess: Guess) -> tuple[int, float]:
+    began = time.perf_counter()
+    return guess(), time.perf_counter() - began
+
+
+def test_what_is_not_known_is_refused_on_time(guesses: dict[str, tuple[Guess, Guess]]) -> None:
+    """The time of a refusal would tell what there is for others, and how near a guess of a token was."""
+    for name, pair in guesses.items():
+        status, _ = seconds(pair[0])
+        times = [seconds(guess) for guess in pair * 5]
+        assert {found for found, _ in times} == {status}, name
+        assert status in (401, 404), name
+        assert min(took for _, took in times) >= EVEN, name
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_no_difference_in_time_tells_what_there_is(guesses: dict[str, tuple[Guess, Guess]]) -> None:
+    """Of a thousand tries of each, in turns, the quarter that took longest is what else the machine was doing."""
+    ratios = {}
+    for name, pair in guesses.items():
+        tries = [[seconds(guess)[1] for guess in pair] for _ in range(1000)]
+        there, absent = (statistics.median(sorted(column)[:750]) for column in zip(*tries, strict=True))
+        ratios[name] = there / absent
+
+    assert all(0.97 < ratio < 1.03 for ratio in ratios.values()), ratios
 
 
 def test_health_needs_no_token(served: Served) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from hypercorn.config import Config
 
 from runner.server import connections
@@ -69,6 +70,31 @@ async def test_a_client_that_never_reads_is_cut_off(
             else:
                 await app.gone.wait()
             stopping.set()
+
+
+async def test_an_answer_that_is_on_its_way_is_not_cut_off_by_what_its_client_sends_next(tmp_path: Path) -> None:
+    """The rest of a body that nobody waits for may end the connection, not what was said before."""
+    config, stopping, size = Config(), trio.Event(), 8 << 20
+    config.graceful_timeout = 0.1
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", str(size).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    listener = listen("unix", tmp_path)
+    with closing(listener), trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve_connections, app, config, listener, stopping=stopping))
+            async with await trio.open_unix_socket(str(tmp_path / "s")) as client:
+                await client.send_all(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                await client.send_all(b"no length\r\n")
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                got = b"".join([piece async for piece in client])
+            stopping.set()
+
+    assert len(got.partition(b"\r\n\r\n")[2]) == size
 
 
 def connect(served: Served, stack: ExitStack) -> socket.socket:

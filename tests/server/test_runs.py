@@ -42,6 +42,8 @@ def test_a_run_is_started_followed_and_shown(served: Served) -> None:
     assert (events[0]["type"], events[-1]["type"]) == ("RunStarted", "RunEnded")
     assert [event["seq"] for event in events] == [*range(1, len(events) + 1)]
     assert follow(served, run["id"], len(events) - 2) == events[-2:]
+    assert follow(served, run["id"], len(events)) == []  # as a client asks that has heard of the end
+    assert follow(served, run["id"], len(events) + 1) == events
     assert served.get(f"/runs/{run['id']}")["status"] == "succeeded"
     assert "SUCCEEDED" in served.ask("GET", f"/api/v1/runs/{run['id']}/report").raw.decode()
     [listed] = served.get("/runs?state=succeeded&name=w*")["runs"]

@@ -24,7 +24,7 @@ from runner.ops.host.tokens import StoredToken
 from runner.ops.sessions import get_session
 from runner.ops.tools import TOOLS
 from runner.report.diagnostics import render
-from runner.server.border import known_error
+from runner.server.border import evenly, known_error
 from runner.server.mcp.tools import Tool, workspace_tools
 from runner.server.route import Call, Server
 
@@ -125,7 +125,8 @@ def make_face(server: Server, access: Callable[[Context], Awaitable[Access]]) ->
             with working(its.token.name):
                 try:
                     with trio.fail_after(SECONDS):
-                        return _result(await tool.handle(ready, _progress(context)))
+                        async with evenly():
+                            return _result(await tool.handle(ready, _progress(context)))
                 except trio.TooSlowError as error:
                     raise ToolFailed(f"`{tool.name}` took longer than {SECONDS:g} s") from error
         except MCPError:

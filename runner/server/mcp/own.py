@@ -121,7 +121,7 @@ def _applied(run: RunHandle, attached: bool) -> AppliedRun:
 class Follow(Struct, kw_only=True, forbid_unknown_fields=True):
     """Events numbered above `after`; with `wait_seconds` those to come as well, up to the end of the run."""
 
-    after: Annotated[int, Meta(ge=0, description="The number of the last event that you know.")] = 0
+    after: Annotated[int, Meta(ge=0, lt=1 << 62, description="The number of the last event that you know.")] = 0
     wait_seconds: Annotated[float, Meta(ge=0, le=3600)] = 0
 
 

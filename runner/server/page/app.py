@@ -18,9 +18,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route as StarlettePath
 
 from runner.core.errors import BadRequest, NoMethod, Rejected, RunnerError, Unauthorized
-from runner.ops.host.tokens import StoredToken, find_token
+from runner.ops.host.tokens import StoredToken
 from runner.report.html.render import environment, style
-from runner.server.border import App, known_error, read_limited
+from runner.server.border import App, known_error, read_limited, stored_token
 from runner.server.page.login import Login, Logins, check_origin, check_proof, token_of
 from runner.server.page.oidc_login import LIFE as LOGIN_SECONDS
 from runner.server.page.oidc_login import RETURN, OidcLogin
@@ -166,7 +166,7 @@ class _LoginForm(_Answering):
             return _login_form(self._app, request)
         token = (await self.form(request)).get("token", "").strip()
         try:
-            await find_token(self._app.server.env.store, token)
+            await stored_token(token, self._app.server)
         except Unauthorized as error:
             return _login_form(self._app, request, error, of_token=True)
         response = _redirect(_next(request))

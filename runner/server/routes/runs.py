@@ -46,7 +46,7 @@ _CHUNK = 1 << 18  # bytes of a file that are read as one
 class After(Struct, kw_only=True):
     """The number of an event; those above it are sent. The header ``Last-Event-ID`` says the same."""
 
-    after: Annotated[int, Meta(ge=0)] = 0
+    after: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
 
 
 class LastEvent(Struct):
@@ -198,13 +198,13 @@ def _printed(stored: StoredRun, files: list[Path], *, headed: bool) -> Iterator[
 async def _events(call: Call) -> EventStream:
     row = await visible(call)
     last = int(call.headers.get("last-event-id", "0"))
-    frames = event_frames(call.server.env.store, row.id, max(call.query.after, last))
+    frames = event_frames(call.server.env.store, row, max(call.query.after, last))
     return EventStream(call.server, row.id, frames)
 
 
 async def _cancel(call: Call) -> None:
     row = await visible(call, change=True)
-    await call.server.running.cancel(row.id)
+    await call.server.running.cancel(row)
 
 
 async def _resume(call: Call) -> Reply:

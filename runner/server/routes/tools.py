@@ -37,7 +37,7 @@ def _handler(name: str) -> Callable[[Call], Awaitable[Struct]]:
 class Piece(Struct, kw_only=True):
     """A part of an output, in bytes; default: all of it."""
 
-    offset: Annotated[int, Meta(ge=0)] = 0
+    offset: Annotated[int, Meta(ge=0, lt=1 << 62)] = 0
     limit: Annotated[int, Meta(ge=0)] = 1 << 30
 
 
