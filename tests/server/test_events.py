@@ -18,6 +18,7 @@ from runner.events.events import RunEnded
 from runner.ops.host.liveness import is_run_lost
 from runner.server.events import SLOW, EventStream
 from runner.server.metrics import Metrics
+from runner.server.running import Running
 from tests.store.test_sqlite import STARTED, store_in
 
 
@@ -39,8 +40,10 @@ async def test_a_client_that_is_too_slow_is_told_so_and_dropped(
         sent.append(message.get("body", b""))
         await trio.sleep(SLOW + 1 if len(sent) == 5 else 0.1)
 
-    env = SimpleNamespace(store=None, settings=SimpleNamespace(home=tmp_path))
-    server: Any = SimpleNamespace(metrics=metrics, stopping=trio.Event(), env=env)
+    env: Any = SimpleNamespace(store=None, settings=SimpleNamespace(home=tmp_path))
+    nobody: Any = None  # starts runs
+    running = Running(env, nobody, ended=nobody)
+    server: Any = SimpleNamespace(metrics=metrics, stopping=trio.Event(), env=env, running=running)
     await EventStream(server, "r", frames())({}, trio.sleep_forever, send)
 
     assert sent[:5] == [b"", b"data: 1\n\n", b"data: 2\n\n", b"data: 3\n\n", b"data: 4\n\n"]
