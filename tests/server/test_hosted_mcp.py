@@ -100,7 +100,11 @@ def ask(served: Served, tool: str, name: str = "docs", **arguments: Any) -> str:
 @pytest.mark.scenario("LIF-14")
 @pytest.mark.scenario("LIF-22", only="local")
 def test_clients_share_a_server_that_lies_and_crashes(project: Project) -> None:
-    write(project, stdio_bridge={"timeout": "4s"}, tools=["echo", "slow", "lie", "garbage", "progress", "die", "seen"])
+    write(
+        project,
+        stdio_bridge={"timeout": "4s"},
+        tools=["echo", "slow", "lie", "garbage", "progress", "die", "half", "seen"],
+    )
 
     async def main(served: Served) -> None:
         async with client(served) as one, client(served) as other:
@@ -136,6 +140,9 @@ def test_clients_share_a_server_that_lies_and_crashes(project: Project) -> None:
                 await one.call_tool("die", {"code": 3})
             assert await said(other, "echo", text="again") == "again"  # of the same session
             assert trio.current_time() - before < 5
+            with pytest.raises(MCPError, match="has ended"):
+                await one.call_tool("half", {})  # of an answer, whose rest never comes
+            assert await said(one, "echo", text="whole") == "whole"
 
     with hosting(project) as served:
         trio.run(main, served)
@@ -143,9 +150,9 @@ def test_clients_share_a_server_that_lies_and_crashes(project: Project) -> None:
         (row,) = project.json("workspace", "list")
         written = [(one["type"], one.get("how") or one.get("message")) for one in events(project, found["workspace"])]
     assert (row["id"], row["persistent"], row["expires"]) == (found["workspace"], True, None)
-    assert (found["crashes"], found["pending"]) == (1, False)
+    assert (found["crashes"], found["pending"]) == (2, False)
     assert ("McpServerEnded", "exited 3") in written
-    assert [kind for kind, _ in written].count("McpServerStarted") == 2
+    assert [kind for kind, _ in written].count("McpServerStarted") == 3
 
 
 @pytest.mark.scenario("LIF-14", only="http")
@@ -292,6 +299,7 @@ def test_two_homes_with_one_store_host_servers_of_the_same_name(kind: str, proje
         assert other.runner("workspace", "destroy", "--discard", workspace).code == 0
 
 
+@pytest.mark.nightly
 def test_what_a_shared_store_has_from_before_homes_were_told_apart_goes_to_the_home_with_its_folder(
     project: Project,
 ) -> None:

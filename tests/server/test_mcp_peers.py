@@ -223,8 +223,8 @@ def test_the_inspector_lists_and_calls(project: Project, clients: Path) -> None:
         assert inspect(hosted, *simple)["content"] == mcp_conformance_server.CONTENT["test_simple_text"]
 
 
-# Some ask the model before their servers are there.
-WAIT = "timeout 40 tail -f /dev/null; true"
+# Some ask the model before their servers are there, and a busy machine takes its time to start ours.
+WAIT = "timeout 90 sh -c 'until test -e {}/state/state.db; do sleep 1; done'; timeout 20 tail -f /dev/null; true"
 COMMANDS = {
     "claude": ["claude", "-p", "--model", "sonnet", "--tools=Bash", "--allowedTools", "Bash,mcp__runner"],
     "codex": [
@@ -247,7 +247,7 @@ async def test_an_agents_cli_calls_a_tool_of_the_face(project: Project, name: st
     NODE.require()
     arguments = {"name": f"of-{name}", "root": str(project.folder), "workspace_isolation": True}
     call = {"server": "runner", "tool": "project_create", "arguments": arguments}
-    turns = [Turn(run=WAIT), Turn.model_validate({"call": call}), Turn(say="Done.")]
+    turns = [Turn(run=WAIT.format(project.home)), Turn.model_validate({"call": call}), Turn(say="Done.")]
     agent = plugins.load(runner.agents, name).agent
     async with serve_fake_model(turns) as port:
         base = f"http://127.0.0.1:{port}{'/v1' if agent.api is Api.OPENAI else ''}"
