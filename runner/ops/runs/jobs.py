@@ -69,7 +69,6 @@ _FETCH = 180.0  # seconds for a worker to send what a run has left
 _PAUSE = 5.0  # seconds until a quota is tried again
 _RECORD = 10.0  # seconds to record runs that are not made any more
 _ENDLESS = "1000000"  # workspaces: in a cluster its quotas count
-_CANCELLED = 130  # as a run ends that is cancelled
 
 
 class JobRun(RunHandle, kw_only=True):
@@ -90,7 +89,7 @@ class JobRun(RunHandle, kw_only=True):
     def stopped(self, when: str) -> JobNotStarted:
         """Return the error of a run that somebody has stopped here before it had a record."""
         error = JobNotStarted(f"run `{self.plan.name}` was stopped before {when}")
-        error.exit_code = _CANCELLED
+        error.exit_code = 130  # as a run ends that is cancelled
         return error
 
     def cancel(self) -> None:
@@ -99,20 +98,18 @@ class JobRun(RunHandle, kw_only=True):
 
     async def until_begun(self) -> None:
         """Wait for its first event. Raises why there will be none."""
+        first = trio.Event()
+
+        async def tell(event: trio.Event) -> None:
+            await event.wait()
+            first.set()
+
         async with open_services() as services:
-            services.start_soon(self._until_ended, first := trio.Event())
-            services.start_soon(self._until_first, first)
+            for event in (self.begun, self.ended):
+                services.start_soon(tell, event)
             await first.wait()
         if self.error is not None and not self.begun.is_set():
             raise self.error
-
-    async def _until_ended(self, first: trio.Event) -> None:
-        await self.ended.wait()
-        first.set()
-
-    async def _until_first(self, first: trio.Event) -> None:
-        await self.begun.wait()
-        first.set()
 
     async def wait(self) -> RunRecord:
         """Return its record when it has ended. Raises why there is none."""
