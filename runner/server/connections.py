@@ -2,13 +2,14 @@
 
 One whose client takes nothing of what it is sent is cut off, by whatever socket it came; hypercorn itself would wait
 for such a client for ever, at the end of the server too. Of more connections than the server has files for, those that
-have rested longest are closed.
+have rested longest are closed; where none rests, the new one is told so.
 """
 
 from __future__ import annotations
 
 import resource
 import socket
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,10 @@ KEPT_SECONDS = 75.0  # that a connection rests between requests, longer than ngi
 BACKLOG = 1024  # connections that wait to be accepted
 MOST = 4096  # connections, where the limit of open files is twice that
 _PIECE = 1 << 16  # bytes that have to be taken in that time
+_BUSY = (
+    b"HTTP/1.1 503 \r\nconnection: close\r\nretry-after: 5\r\ncontent-type: text/plain\r\ncontent-length: 43\r\n\r\n"
+    b"the server answers on too many connections\n"
+)
 
 
 class _Http1(H11Protocol):
@@ -126,6 +131,9 @@ async def serve_connections(
         spared = None
         if len(held) >= most:
             if not resting:
+                if isinstance(stream, trio.SocketStream):  # TLS would wait for the client
+                    with suppress(trio.BrokenResourceError):
+                        await stream.send_all(_BUSY)
                 return  # which closes it
             spared = next(iter(resting))
             del resting[spared]

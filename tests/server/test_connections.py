@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -16,8 +18,8 @@ from hypercorn.config import Config
 
 from runner.server import connections
 from runner.server.connections import serve_connections
-from tests.support.server import Served
-from tests.support.situations import until
+from tests.support.server import Served, serving
+from tests.support.situations import Project, until
 
 
 class Endless:
@@ -127,7 +129,7 @@ def test_a_connection_ends_when_its_client_leaves(served: Served) -> None:
 async def test_of_too_many_connections_those_that_have_rested_longest_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are answered stay; where all are, a new one is closed."""
+    """Those that are answered stay; where all are, a new one is told so and closed."""
     config, stopping, app = Config(), trio.Event(), Endless()
     config.keep_alive_timeout, config.graceful_timeout = 3600, 0.1
     monkeypatch.setattr(connections, "MOST", 3)
@@ -152,7 +154,9 @@ async def test_of_too_many_connections_those_that_have_rested_longest_give_way(
                 assert await stream.receive_some() == b""
             for stream in resting[8:]:
                 assert await ask(stream) == b"HTTP/1.1 200"
-            assert await (await connected()).receive_some() == b""
+            refused = b"".join([piece async for piece in await connected()])
+            assert refused.startswith(b"HTTP/1.1 503 ")
+            assert len(refused.partition(b"\r\n\r\n")[2]) == int(refused.partition(b"content-length: ")[2][:2])
             assert await answered.receive_some(1) != b""
             stopping.set()
 
@@ -182,3 +186,49 @@ def test_http_1_is_all_that_is_spoken(served: Served) -> None:
         "a websocket": b"HTTP/1.1 403",
         "something else": b"HTTP/1.1 400",
     }
+
+
+MANY = """
+import resource, socket, sys
+port, count, sent = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+resource.setrlimit(resource.RLIMIT_NOFILE, (count + 100, count + 100))
+held = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(count)]
+for one in held:
+    try:
+        one.sendall(sent)
+    except OSError:
+        pass  # it had rested longest
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "sent", ["", "GET /healthz HTTP/1.1\r\n", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=len
+)
+def test_ten_thousand_connections_at_once_keep_nobody_out(project: Project, sent: str) -> None:
+    """Their number and memory are bounded, whatever they send; whoever comes then is answered."""
+    with serving(project, "--listen", "127.0.0.1:0") as served, ExitStack() as stack:
+        process = Path(f"/proc/{served.process.pid}")
+
+        def memory() -> int:
+            [line] = [line for line in (process / "status").read_text().splitlines() if line.startswith("VmRSS")]
+            return int(line.split()[1]) >> 10
+
+        before = memory()
+        words = [sys.executable, "-c", MANY, served.url.rpartition(":")[2], "5000", sent]
+        crowds = [
+            stack.enter_context(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for _ in range(2)
+        ]
+        for crowd in crowds:
+            assert crowd.stdout is not None
+            assert crowd.stdout.readline() == b"\n"
+        assert [served.ask("GET", path).status for path in ("/healthz", "/readyz", "/api/v1/workspaces")] == [200] * 3
+        assert len(os.listdir(process / "fd")) < connections.MOST + 100
+        assert memory() - before < 300
+        for crowd in crowds:
+            crowd.communicate()
+        until(lambda: len(os.listdir(process / "fd")) < 100, seconds=60)
