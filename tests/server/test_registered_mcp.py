@@ -256,8 +256,12 @@ def test_an_ordinary_user_hosts_a_server(project: Project, provider: str) -> Non
         for path in (own.folder, own.home, *own.folder.rglob("*")):
             os.chown(path, USER, USER)
         assert own.runner("token", "create", "own", "--scope", "admin").code == 0  # which makes the home
-        with hosting(own) as served:
+        with hosting(own, keep=True) as served:
             until(lambda: state(served)["state"] == "ready")
+            before = state(served)["workspace"]
+        with hosting(own, token="again") as served:
+            until(lambda: state(served)["state"] == "ready")
+            assert state(served)["workspace"] == before  # with its files
             assert ask(served, "echo", text="hi") == "hi"
             assert own.json("workspace", "list")[0]["provider"] == provider
             said = own.runner("mcp", "hosted", "logs", "docs").out

@@ -17,7 +17,7 @@ import trio
 from msgspec.structs import asdict, replace
 
 from runner.core.errors import ImageMissing, LeaseError, McpServerUnhealthy, RunnerError, WorkspaceLost
-from runner.core.model import WorkspaceStatus
+from runner.core.model import Limits, WorkspaceStatus
 from runner.core.nurseries import unwrapping_groups
 from runner.core.plural import plural
 from runner.core.redact import Redactor
@@ -149,7 +149,8 @@ class HostedServer:
         for row in await env.store.workspaces():
             if row.mcp_server != spec.name or not env.has(row):
                 continue
-            if (row.provider, row.image, row.limits) == (chosen.provider.name, chosen.image, limits):
+            had = row.limits or Limits()  # which an ordinary user's may have none of
+            if (row.provider, row.image, had) == (chosen.provider.name, chosen.image, limits):
                 return hold(env, await ws.resume(env, row.id) if row.status is WorkspaceStatus.STOPPED else row, HOST)
             removed = await ws.destroy(env, row.id, reason="its manifest has changed")
             if removed.saved is not None:
