@@ -9,9 +9,8 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, TypeVar
 
 import trio
 from starlette.requests import ClientDisconnect, Request
@@ -55,6 +54,7 @@ _ORIGIN = re.compile(rf"https?://{_HOST.pattern}", re.ASCII)
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _ANYBODY = StoredToken(name="", scopes=(), created=0, sha256="")
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -157,8 +157,7 @@ class App:
         except trio.WouldBlock:
             raise ServerBusy(f"the server works on {AT_ONCE} requests already", hint="ask again later") from None
         try:
-            async with evenly():
-                return await route.handle(call)
+            return await evenly(route.handle(call))
         finally:
             self._room.release_on_behalf_of(call)
 
@@ -260,23 +259,20 @@ async def authorize(request: Request, server: Server) -> StoredToken:
     if kind.lower() != "bearer" or not text:
         raise Unauthorized("there is no token", hint="send `Authorization: Bearer TOKEN`")
     if server.issuer is not None and text.count(".") == 2:
-        async with evenly():
-            return await server.issuer.find(text)
+        return await evenly(server.issuer.find(text))
     return await stored_token(text, server)
 
 
 async def stored_token(text: str, server: Server) -> StoredToken:
     """Return the token with this text. Raises ``Unauthorized``."""
-    async with evenly():
-        return await find_token(server.env.store, text)
+    return await evenly(find_token(server.env.store, text))
 
 
-@asynccontextmanager
-async def evenly() -> AsyncIterator[None]:
+async def evenly(look: Awaitable[T]) -> T:
     """Refuse on time: how long it took to look tells nothing of what there is, or how near a guess of a token was."""
     began = trio.current_time()
     try:
-        yield
+        return await look
     except RunnerError as error:
         if error.http_status in (Unauthorized.http_status, NoRoute.http_status):
             await trio.sleep_until(began + math.ceil((trio.current_time() - began) / EVEN) * EVEN)

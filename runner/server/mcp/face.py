@@ -125,8 +125,7 @@ def make_face(server: Server, access: Callable[[Context], Awaitable[Access]]) ->
             with working(its.token.name):
                 try:
                     with trio.fail_after(SECONDS):
-                        async with evenly():
-                            return _result(await tool.handle(ready, _progress(context)))
+                        return _result(await evenly(tool.handle(ready, _progress(context))))
                 except trio.TooSlowError as error:
                     raise ToolFailed(f"`{tool.name}` took longer than {SECONDS:g} s") from error
         except MCPError:
