@@ -26,7 +26,6 @@ from runner.cluster.clusters import Clusters, workspace_place
 from runner.core.errors import CleanUpIncomplete, PlatformError, ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Feature, Handle, IsolationClass, Limits, Pull
 from runner.core.nurseries import unwrapping_groups
-from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
 from runner.guest import binary
 from runner.ports.provider import STOP_GRACE, ImageStart, Probe, PullReport, SandboxSpec, Workspace, WorkspaceRequest
@@ -154,10 +153,9 @@ class KubernetesProvider:
         return {}
 
     async def start_of(self, image: str) -> ImageStart:
-        """Raise ``ProviderFailed``: only a node has the image, and does not tell."""
+        """Return nothing: only a node has the image, and does not tell."""
         await trio.lowlevel.checkpoint()
-        hint = "name the command in the manifest"
-        raise ProviderFailed(f"a cluster does not tell what image `{excerpt(image)}` starts", hint=hint)
+        return ImageStart()
 
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:

@@ -16,22 +16,22 @@ import trio
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from runner.core.errors import ImageMissing, McpServerFailed, PlatformError
+from runner.core.errors import McpServerFailed, PlatformError
 from runner.core.last_line import last_line
 from runner.core.model import Handle
 from runner.core.nurseries import open_services, unwrapping_groups
 from runner.core.plural import plural
 from runner.core.redact import Redactor
-from runner.core.sanitize import excerpt, sanitize
+from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.lifecycle.restart import Restarts
 from runner.ports.agent import McpAccess
 from runner.ports.mcp import Lists, McpCall, McpGrant, McpSession, ServerRefused, ServerSilent
 from runner.ports.network import Credential, EgressConnection
-from runner.ports.provider import Images, ImageStart, Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
+from runner.ports.provider import Images, Process, Provider, SandboxSpec, Workspace, WorkspaceRequest
 from runner.runtime.context import RunContext
 from runner.runtime.exec import LogFile, emit_all
-from runner.runtime.mcp_talk import MISSES, talk
+from runner.runtime.mcp_talk import MISSES, start_of_image, talk
 from runner.runtime.network import open_way
 from runner.runtime.sandbox_session import SandboxSession
 from runner.runtime.secrets import give
@@ -299,7 +299,8 @@ class _Place(Struct, frozen=True, kw_only=True):
         """Run the server in a new sandbox to its end. Raises ``WorkspaceLost``, and what opening a sandbox raises."""
         run, hosted = running._context, self.hosted  # two halves of one thing
         sandboxes = SandboxSession(run.sandboxes.services, run.emit)
-        start = await self._start_of_image()
+        name = hosted.base_image or hosted.image
+        start = await start_of_image(self.provider, hosted.image, name, hosted.command)
         spec = SandboxSpec(toolchains=hosted.toolchains, env={**start.env, **hosted.env})
         workspace = await run.retry(
             f"starting the sandbox of {running.server.name}",
@@ -318,14 +319,3 @@ class _Place(Struct, frozen=True, kw_only=True):
             sandboxes.begin_close()
             with trio.CancelScope(shield=True):  # bounded by the provider
                 await sandboxes.close()
-
-    async def _start_of_image(self) -> ImageStart:
-        """Return what the image says of its program. Raises ``ImageMissing``, also for one that has none to start."""
-        hosted = self.hosted
-        if hosted.image is None or not isinstance(self.provider, Images):
-            return ImageStart()
-        start = await self.provider.start_of(hosted.image)
-        if not hosted.command and not start.command:
-            text = f"image `{excerpt(hosted.base_image or hosted.image)}` says no program to start"
-            raise ImageMissing(text, hint="write a `command`")
-        return start

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import trio
 
+from runner.core.errors import ImageMissing
+from runner.core.sanitize import excerpt
 from runner.ports.mcp import ServerRefused
-from runner.ports.provider import Process
+from runner.ports.provider import Images, ImageStart, Process, Provider
 
 MISSES = 3  # looks in turn that a server may leave unanswered
 COUNT_SECONDS = 5.0  # between looks at what was killed for lack of memory
 _DRAIN = 2.0  # seconds for what is left in its pipes
+
+
+async def start_of_image(provider: Provider, image: str | None, name: str | None, command: Sequence[str]) -> ImageStart:
+    """Return what ``image``, which the manifest calls ``name``, says of its program; nothing where no image is used.
+
+    Raises ``ImageMissing``, also when neither it nor ``command`` says what to start.
+    """
+    if image is None or not isinstance(provider, Images):
+        return ImageStart()
+    start = await provider.start_of(image)
+    if not command and not start.command:
+        text = f"`{provider.name}` does not know what image `{excerpt(name or image)}` starts"
+        raise ImageMissing(text, hint="write a `command`")
+    return start
 
 
 async def talk(

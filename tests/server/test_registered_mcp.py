@@ -19,7 +19,8 @@ from runner.safefs import trees
 from runner.sandbox.cgroup import locate
 from runner.testing.outside import marked
 from tests.server.test_hosted_mcp import PROGRAM, ask, events, hosting, state, tree, write
-from tests.support import dockerd
+from tests.support import cluster, dockerd
+from tests.support.cluster.double import NAMESPACE
 from tests.support.needs import MEMORY, USERS
 from tests.support.server import Served, create_token, serving
 from tests.support.situations import Project, processes_of, until
@@ -271,3 +272,21 @@ def test_an_ordinary_user_hosts_a_server(project: Project, provider: str) -> Non
             assert ask(served, "echo", text="again") == "again"
     finally:
         trees.remove(place)
+
+
+@pytest.mark.nightly
+def test_a_server_in_a_pod_is_started_again_and_keeps_its_workspace(project: Project) -> None:
+    """The cluster is the double, which like any other does not say what an image starts."""
+    project.env |= {"KUBECONFIG": str(cluster.double_kubeconfig()), "RUNNER_KUBERNETES_NAMESPACE": NAMESPACE}
+    write(project, provider="kubernetes", image=dockerd.IMAGE)
+    with hosting(project, keep=True, says=None) as served:
+        until(lambda: state(served)["state"] == "ready")
+        with pytest.RaisesGroup(pytest.RaisesExc(MCPError, match="has ended"), flatten_subgroups=True):
+            ask(served, "die", code=3)
+        assert ask(served, "echo", text="again") == "again"
+        found = state(served)
+        assert found["crashes"] == 1
+    with hosting(project, token="again", says=None) as served:
+        until(lambda: state(served)["state"] == "ready")
+        assert ask(served, "echo", text="hi") == "hi"
+        assert state(served)["workspace"] == found["workspace"]

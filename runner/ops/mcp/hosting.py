@@ -16,12 +16,12 @@ from pathlib import Path
 import trio
 from msgspec.structs import asdict, replace
 
-from runner.core.errors import ImageMissing, LeaseError, McpServerUnhealthy, RunnerError, WorkspaceLost
+from runner.core.errors import LeaseError, McpServerUnhealthy, RunnerError, WorkspaceLost
 from runner.core.model import Limits, WorkspaceStatus
 from runner.core.nurseries import unwrapping_groups
 from runner.core.plural import plural
 from runner.core.redact import Redactor
-from runner.core.sanitize import excerpt, sanitize
+from runner.core.sanitize import sanitize
 from runner.events import events as ev
 from runner.lifecycle.restart import STEPS, Restarts
 from runner.manifest.load import files
@@ -37,9 +37,9 @@ from runner.ops.workspaces.create_checks import ChosenProvider, choose_provider,
 from runner.ops.workspaces.workspace_lease import HeldWorkspace, WorkspaceEnv, hold
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.network import Credential, EgressConnection
-from runner.ports.provider import Images, ImageStart, Process, Provider, SandboxSpec, Workspace
+from runner.ports.provider import Process, SandboxSpec, Workspace
 from runner.report.format import limits as in_words
-from runner.runtime.mcp_talk import MISSES, talk
+from runner.runtime.mcp_talk import MISSES, start_of_image, talk
 from runner.runtime.network import open_way
 from runner.runtime.secrets import give
 
@@ -236,7 +236,8 @@ class HostedServer:
         secrets = {one.name: await read_secret(one, self.env.settings, self._redactor) for one in spec.secrets}
         credentials = [Credential(one.injection, secrets[one.name]) for one in spec.secrets if one.injection]
         provider, handle = await held.handle()
-        start = await self._start_of_image(held, provider)
+        image = held.row.image if spec.image is not None else None
+        start = await start_of_image(provider, image, spec.image, spec.command)
         sandbox = SandboxSpec(toolchains=lent.toolchains, env={**start.env, **lent.environment, **spec.env})
         try:
             with unwrapping_groups():
@@ -254,17 +255,6 @@ class HostedServer:
                         return await self._talk(process)
         except WorkspaceLost as error:
             return error.message, True
-
-    async def _start_of_image(self, held: HeldWorkspace, provider: Provider) -> ImageStart:
-        """Return what the image says of its program. Raises ``ImageMissing``, also for one that has none to start."""
-        image = held.row.image
-        if self.spec.image is None or image is None or not isinstance(provider, Images):
-            return ImageStart()
-        start = await provider.start_of(image)
-        if not self.spec.command and not start.command:
-            text = f"image `{excerpt(self.spec.image)}` says no program to start"
-            raise ImageMissing(text, hint="write a `command`")
-        return start
 
     @asynccontextmanager
     async def _way(self, workspace: Workspace, credentials: list[Credential]) -> AsyncIterator[Mapping[str, str]]:
