@@ -117,6 +117,7 @@ def test_a_run_is_cancelled_followed_and_told_of_from_elsewhere_too(project: Pro
     assert newest(other)["status"] == "cancelled"
 
 
+@pytest.mark.nightly
 def test_a_stop_in_the_moment_in_which_the_worker_begins_is_passed_on(project: Project, api: Api) -> None:
     """It comes before the first event is seen here, and when the store has it already."""
     plays(project, "sleep 300")
