@@ -15,6 +15,7 @@ from tests.support.situations import Project, step, until
 
 LINE = "a line of the flood, of which there are so many\n"
 LINES = 2_000_000
+AT_ONCE = 1000
 TOKEN = "npm_A8s7df6A9s8d7f6as8d7fQ"
 MIB = 1 << 20
 MOST = 64  # MiB more of memory than when the agent begins
@@ -26,12 +27,17 @@ PROVIDERS = [
 ]
 
 
+def flood(turns: str) -> str:
+    """Return a program that prints many lines at each turn."""
+    return f'for _ in {turns}: print("{LINE.strip()}\\n" * {AT_ONCE}, end="", flush=True)'
+
+
 class Flooded:
     """An apply whose agent floods it, with somebody who reads what it prints."""
 
-    def __init__(self, project: Project, provider: str, flood: str) -> None:
+    def __init__(self, project: Project, provider: str, script: str) -> None:
         project.env["CI_NPM_TOKEN"] = TOKEN
-        project.script(f'echo "first $NPM_TOKEN"\n{flood}', agent=SECRET, provider=provider)
+        project.script(f'echo "first $NPM_TOKEN"\n{script}', agent=SECRET, provider=provider)
         self.process = project.start("apply", ".")
         self.out = self.err = ""
         self._reader = Thread(target=self._read)
@@ -70,7 +76,7 @@ def disk(folder: Path) -> int:
 def test_of_millions_of_lines_beginning_and_end_are_kept_and_the_rest_is_counted(
     project: Project, provider: str
 ) -> None:
-    last = f"yes '{LINE.strip()}' | head -n {LINES}; echo \"last $NPM_TOKEN\"; exit 3"
+    last = f"python3 -c '{flood(f'range({LINES // AT_ONCE})')}'; echo \"last $NPM_TOKEN\"; exit 3"
     flooded = Flooded(project, provider, last)
 
     assert flooded.wait() == 1, flooded.out[-2000:] + flooded.err
@@ -91,7 +97,7 @@ def test_of_millions_of_lines_beginning_and_end_are_kept_and_the_rest_is_counted
 @pytest.mark.slow
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_flood_without_end_is_stopped_at_once(project: Project, provider: str) -> None:
-    flooded = Flooded(project, provider, f"exec yes '{LINE.strip()}'")
+    flooded = Flooded(project, provider, f"exec python3 -c '{flood('iter(int, 1)')}'")
     until(lambda: logs(project)[0].stat().st_size >= MAX_LOG)
 
     flooded.process.send_signal(signal.SIGINT)
