@@ -18,10 +18,6 @@ pytest_plugins = [
     "tests.support.kubernetes",
 ]
 
-_EARLY = (
-    "test_agent_image.py",
-    "_is_killed_after_30_seconds",
-)  # they wait long, beside all others
 _skipped: dict[str, list[str]] = defaultdict(list)  # node ids by the reason that was given
 
 
@@ -44,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not any(name in item.nodeid for name in _EARLY))
+    items.sort(key=lambda item: item.path.name != "test_agent_image.py")  # it may build an image, beside all others
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
