@@ -51,6 +51,7 @@ def test_a_run_of_a_server_is_a_job_and_is_followed_and_shown_there(project: Pro
     assert not (project.home / "state" / "runs" / run).exists(), "it ran elsewhere"
 
 
+@pytest.mark.nightly
 def test_a_run_whose_job_waits_is_pending_until_it_is_cancelled(project: Project, api: Api) -> None:
     plays(project, WORK)
     api("POST", "/double/unschedulable", "0/3 nodes are available: 3 Insufficient memory.")

@@ -44,7 +44,15 @@ LACKING = [
         marks=pytest.mark.nightly,
         id="files",
     ),
-    pytest.param({"RUNNER_WORKER_IMAGE": "registry.example/gone:2"}, [], "job", "ErrImagePull", "can pull", id="image"),
+    pytest.param(
+        {"RUNNER_WORKER_IMAGE": "registry.example/gone:2"},
+        [],
+        "job",
+        "ErrImagePull",
+        "can pull",
+        marks=pytest.mark.nightly,
+        id="image",
+    ),
     pytest.param(
         {"RUNNER_WORKER_SECRET": "gone"},
         [],

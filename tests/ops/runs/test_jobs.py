@@ -215,7 +215,7 @@ def test_a_job_that_never_starts_is_told_and_leaves_nothing(
             "0/3 nodes are available",
             marks=pytest.mark.nightly,
         ),
-        ("queue", "", "it waits in queue `team-a`"),
+        pytest.param("queue", "", "it waits in queue `team-a`", marks=pytest.mark.nightly),
     ],
     ids=["quota", "no node", "queue"],
 )
