@@ -83,7 +83,7 @@ async def test_however_many_mount_it_there_is_one_device_and_all_see_it(
             assert mounter.stdout.readline() == "begun\n"
         for _ in range(3):
             unmount(handle.private)
-            assert volumes_of(tmp_path) == []
+            eventually(lambda: volumes_of(tmp_path) == [])
             for mounter in mounters:
                 mounter.stdin.write("\n")
             assert [mounter.stdout.readline() for mounter in mounters if mounter.stdout] == ["kept\n"] * 2
