@@ -80,6 +80,23 @@ class Output:
             text = quoted(text)
         self._tell(text)
 
+    def table(self, heads: Sequence[str], rows: Sequence[Sequence[str]], *, nothing: str) -> None:
+        """Print rows below the heads of their columns, or say that there is ``nothing``.
+
+        What others chose is escaped, and a row is cut to the width of a terminal.
+        """
+        from shutil import get_terminal_size
+
+        from runner.core.sanitize import sanitize
+        from runner.report.text import WIDEST
+
+        room = get_terminal_size().columns if self.live else WIDEST
+        shown = [heads, *rows] if rows else [(nothing,)]
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        for row in shown:
+            cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+            self.line(sanitize("  ".join(cells).rstrip(), room))
+
     def commands(self, commands: Iterable[str], *, aside: bool = False) -> None:
         """Print workflow commands; ``aside`` on standard error, where GitHub reads them as well."""
         for command in commands:

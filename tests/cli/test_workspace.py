@@ -387,7 +387,7 @@ def test_whoever_asks_about_a_workspace_sees_who_has_it_and_nobody_else_writes(
         *(read_json(runner, "workspace", *w)["lease"] for w in (["show", used], ["find", str(theirs)])),
     ):
         assert seen == lease
-    assert f"live lease of {holder}" in texts[0]
+    assert f"{holder}, live" in texts[0]
     assert all(f"lease      {holder}, live, until " in text for text in texts[1:])
     for verb in (["stop", used], ["delete", used], ["exec", used, "--", "true"]):
         done = runner("workspace", *verb)

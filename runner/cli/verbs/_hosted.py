@@ -88,10 +88,13 @@ async def _perform(args: Namespace, env: WorkspaceEnv, out: Output) -> None:
             if args.output == "json":
                 out.json([plain(one) for one in found])
                 return
-            width = max([20, *(len(one.name) for one in found)])
-            for one in found:
-                pending = "  changed: runner mcp approve" if one.pending else ""
-                line(out, f"{one.name:<{width}} {one.state:<9} {moment(one.since)}  {one.detail}{pending}")
+            rows = [(one.name, one.state, moment(one.since), "; ".join(_notes(one))) for one in found]
+            out.table(("SERVER", "STATE", "SINCE", "NOTES"), rows, nothing="no servers")
+
+
+def _notes(record: HostedRecord) -> list[str]:
+    changed = f"changed: runner mcp approve {record.name}" if record.pending else ""
+    return [note for note in (record.detail, changed) if note]
 
 
 def _alive(record: HostedRecord, env: WorkspaceEnv, home: str) -> HostedRecord:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from runner.cli.output import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from runner.core.settings import Settings
     from runner.ops.runs.history import RunList, RunSummary
 
@@ -98,26 +96,12 @@ def _plain(listed: RunSummary) -> dict[str, object]:
 
 
 def _print(listing: RunList, now: int, out: Output) -> None:
-    from shutil import get_terminal_size
-
-    from runner.core.sanitize import sanitize
-    from runner.report.text import WIDEST
-
-    rows = [_HEADER, *(_cells(listed, now) for listed in listing.runs)]
-    room = get_terminal_size().columns if out.live else WIDEST
-    if listing.runs:
-        widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-        for row in rows:
-            cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
-            out.line(sanitize("  ".join([*cells, row[-1]]).rstrip(), room))
-    for line in _below(listing):
+    more = [f"{listing.more} more: --limit {listing.more + len(listing.runs)}"] if listing.more else []
+    more += [f"{listing.elsewhere} of other repositories: --all"] if listing.elsewhere else []
+    if listing.runs or not more:
+        out.table(_HEADER, [_cells(listed, now) for listed in listing.runs], nothing="no runs")
+    for line in more:
         out.line(line)
-
-
-def _below(listing: RunList) -> Sequence[str]:
-    lines = [f"{listing.more} more: --limit {listing.more + len(listing.runs)}"] if listing.more else []
-    lines += [f"{listing.elsewhere} of other repositories: --all"] if listing.elsewhere else []
-    return lines if listing.runs or lines else ["no runs"]
 
 
 def _cells(listed: RunSummary, now: int) -> tuple[str, ...]:

@@ -60,9 +60,8 @@ def _show(states: list[LeaseState], form: str, out: Output) -> None:
     if form == "json":
         out.json(plain(states))
         return
-    for state in states:
-        until = f"{state.state}, until {moment(state.expires)}"
-        line(out, f"{state.workspace}  {state.holder}  {until}, last refreshed {moment(state.refreshed)}")
+    rows = [(one.workspace, one.holder, one.state, moment(one.expires), moment(one.refreshed)) for one in states]
+    out.table(("WORKSPACE", "HOLDER", "STATE", "UNTIL", "REFRESHED"), rows, nothing="no leases")
 
 
 def _show_one(args: Namespace, settings: Settings, out: Output) -> None:

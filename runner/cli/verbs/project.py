@@ -54,15 +54,11 @@ def main(args: Namespace, out: Output) -> int:
     if args.output == "json":
         out.json(plain(found))
     else:
-        for row in found if isinstance(found, list) else [found]:
-            out.line(_line(row))
+        rows = [_cells(row) for row in (found if isinstance(found, list) else [found])]
+        out.table(("PROJECT", "WORKSPACES", "ROOT", "PROTECTED", "MANIFEST"), rows, nothing="no projects")
     return 0
 
 
-def _line(row: ProjectRow) -> str:
-    from runner.core.sanitize import sanitize
-
-    parts = ["isolated" if row.workspace_isolation else "shared", row.root]
-    parts += [f"protected {', '.join(row.protected_paths)}"] if row.protected_paths else []
-    parts += [f"from {row.manifest}"] if row.manifest else []
-    return sanitize(f"{row.name}  {'  '.join(parts)}", 1_000)
+def _cells(row: ProjectRow) -> tuple[str, ...]:
+    place = "isolated" if row.workspace_isolation else "shared"
+    return row.name, place, row.root, ", ".join(row.protected_paths), row.manifest or ""

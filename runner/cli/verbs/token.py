@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from runner.cli.output import Output
-from runner.cli.verbs._workspace import line, moment
+from runner.cli.verbs._workspace import moment
 
 if TYPE_CHECKING:
     from runner.ports.store import Store
@@ -69,5 +69,5 @@ async def _perform(args: Namespace, store: Store, out: Output) -> None:
             found = await tokens.list_tokens(store)
             out.json([{"name": one.name, "scopes": list(one.scopes), "created": one.created} for one in found])
         case _:
-            for one in await tokens.list_tokens(store):
-                line(out, f"{one.name:<20} {moment(one.created)}  {' '.join(one.scopes)}")
+            rows = [(one.name, moment(one.created), " ".join(one.scopes)) for one in await tokens.list_tokens(store)]
+            out.table(("TOKEN", "CREATED", "SCOPES"), rows, nothing="no tokens")

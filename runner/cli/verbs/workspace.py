@@ -137,9 +137,13 @@ def _list(args: Namespace, settings: Settings, out: Output) -> None:
     if args.output == "json":
         out.json([_plain_leased(one.row, one.lease, settings) for one in found])
         return
-    for row, lease in ((one.row, one.lease) for one in found):
-        used = f", {lease.state} lease of {lease.holder}" if lease and row.run is None else ""
-        line(out, f"{row.id}  {moment(row.created)}  {row.status:<12} {row.provider:<8} {_from(row)}{used}")
+    heads = ("WORKSPACE", "CREATED", "STATUS", "PROVIDER", "FROM", "LEASE")
+    out.table(heads, [_cells(one.row, one.lease) for one in found], nothing="no workspaces")
+
+
+def _cells(row: WorkspaceRow, lease: LeaseState | None) -> tuple[str, ...]:
+    used = f"{lease.holder}, {lease.state}" if lease and row.run is None else ""
+    return row.id, moment(row.created), row.status, row.provider, _from(row), used
 
 
 def _find(args: Namespace, settings: Settings, out: Output) -> None:
