@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ import pytest
 import runner
 
 ROOT = Path(runner.__file__).parent
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 LAYERS = [  # top first; rooms in one set do not import each other
     {"__main__"},
@@ -41,10 +41,20 @@ LAYERS = [  # top first; rooms in one set do not import each other
 ]
 
 
-def imports(path: Path) -> set[str]:
+Rule = Callable[[Path, Sequence[ast.AST]], Iterable[str]]  # of a module of the product, what breaks it
+
+
+def imports_only_lower_layers(path: Path, nodes: Sequence[ast.AST]) -> Iterable[str]:
+    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    level = next(i for i, rooms in enumerate(LAYERS) if room in rooms)
+    below = set().union(*LAYERS[level + 1 :])
+    return imports(nodes) - {room} - below
+
+
+def imports(nodes: Sequence[ast.AST]) -> set[str]:
     """Rooms that a module imports, at any depth of the file."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module] if node.module != "runner" else [f"runner.{a.name}" for a in node.names]
@@ -61,13 +71,72 @@ def _module(parts: list[str]) -> str:
     return parts[1] if len(parts) > 1 and (ROOT / f"{parts[1]}.py").exists() else "__init__"
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_modules_import_only_lower_layers(path: Path) -> None:
-    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    level = next(i for i, rooms in enumerate(LAYERS) if room in rooms)
-    below = set().union(*LAYERS[level + 1 :])
+def imports_no_private_module_of_another_room(path: Path, nodes: Sequence[ast.AST]) -> Iterable[str]:
+    room = path.relative_to(ROOT).parts[0]
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    names = [f"{node.module}.{alias.name}" for node in froms for alias in node.names]
+    private = [name for name in names if name.startswith("runner.") and re.search(r"\._[a-z]", name)]
+    return [name for name in private if name.split(".")[1] != room]
 
-    assert imports(path) - {room} <= below
+
+FOREIGN = {"IndexEntry"}  # its fields have no better names than their order
+
+
+def builds_values_of_more_than_four_fields_by_keyword(path: Path, nodes: Sequence[ast.AST]) -> Iterable[str]:
+    calls = [node for node in nodes if isinstance(node, ast.Call) and len(node.args) > 4]
+    names = [ast.unparse(call.func).rpartition(".")[2] for call in calls]
+    return [name for name in names if name.lstrip("_")[:1].isupper() and name not in FOREIGN]
+
+
+def lets_values_of_more_than_four_fields_be_built_by_keyword_only(
+    path: Path, nodes: Sequence[ast.AST]
+) -> Iterable[str]:
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and any(keyword.arg == "frozen" for keyword in node.keywords):
+            fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and "ClassVar" not in ast.dump(one)]
+            if len(fields) > 4 and not any(keyword.arg == "kw_only" for keyword in node.keywords):
+                yield node.name
+
+
+def has_no_function_longer_than_a_page(path: Path, nodes: Sequence[ast.AST]) -> Iterable[str]:
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node.name for node in functions if (node.end_lineno or 0) - node.lineno >= 60]
+
+
+RULES: tuple[Rule, ...] = (
+    imports_only_lower_layers,
+    imports_no_private_module_of_another_room,
+    builds_values_of_more_than_four_fields_by_keyword,
+    lets_values_of_more_than_four_fields_be_built_by_keyword_only,
+    has_no_function_longer_than_a_page,
+)
+
+
+def test_every_module_keeps_to_the_rules() -> None:
+    found: list[tuple[str, str, str]] = []
+    for path in sorted(ROOT.rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        found += [(str(path), rule.__name__, what) for rule in RULES for what in rule(path, nodes)]
+
+    assert found == []
+
+
+def test_no_function_of_the_tests_is_longer_than_a_page() -> None:
+    found: list[tuple[Path, str]] = []
+    for path in Path(__file__).parent.rglob("*.py"):
+        outermost = list(_outermost(ast.parse(path.read_text())))
+        found += [(path, what) for what in has_no_function_longer_than_a_page(path, outermost)]
+
+    assert found == []
+
+
+def _outermost(node: ast.AST) -> Iterator[ast.AST]:
+    """Functions that are in no other."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        elif isinstance(child, ast.stmt):
+            yield from _outermost(child)
 
 
 def test_every_room_says_what_it_is() -> None:
@@ -144,25 +213,3 @@ def test_a_test_skips_for_want_of_a_component_only() -> None:
     assert [str(file.relative_to(tests)) for file in tests.rglob("*.py") if other.search(file.read_text())] == [
         "support/needs.py"
     ]
-
-
-@pytest.mark.parametrize("folder", [ROOT, Path(__file__).parent], ids=["runner", "tests"])
-def test_no_function_is_longer_than_a_page(folder: Path) -> None:
-    trees = {path: ast.parse(path.read_text()) for path in folder.rglob("*.py")}
-    functions = [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, Function)]
-    long = [(f"{path}:{node.name}", (node.end_lineno or 0) - node.lineno + 1) for path, node in functions]
-
-    assert [(name, lines) for name, lines in long if lines > 60] == []
-
-
-FOREIGN = {"IndexEntry"}  # its fields have no better names than their order
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_values_of_more_than_four_fields_are_built_by_keyword(path: Path) -> None:
-    calls = [
-        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and len(node.args) > 4
-    ]
-    names = [ast.unparse(call.func).rpartition(".")[2] for call in calls]
-
-    assert [name for name in names if name.lstrip("_")[:1].isupper() and name not in FOREIGN] == []
