@@ -76,13 +76,31 @@ class Host:
             subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", *(self.folder / name for name in names)], check=True)
 
 
-@pytest.fixture(scope="module")
-def host_with_a_wheel() -> Iterator[Host]:
-    """With the wheel of this checkout as the release, and what the index has of its dependencies."""
+def made_folder() -> Path:
     folder = Path(mkdtemp(prefix="runner-ci-"))
     folder.chmod(0o755)
     for name in ("home", "temp", "bin", "checkout", "wheels"):
         (folder / name).mkdir()
+    return folder
+
+
+@pytest.fixture
+def host_with_a_command() -> Iterator[Host]:
+    """What was installed is there, as from the cache: a command that prints its words."""
+    host = Host(made_folder(), Path("no wheel"), hits=True)
+    command = host.folder / "temp" / "plan-runner" / "bin" / "runner"
+    command.parent.mkdir(parents=True)
+    command.write_text('#!/bin/sh\n[ "$1" = runs ] && echo "[]" || echo "runner $@"\n')
+    command.chmod(0o755)
+    host.give_to_user("home", "temp", "checkout")
+    yield host
+    shutil.rmtree(host.folder)
+
+
+@pytest.fixture(scope="module")
+def host_with_a_wheel() -> Iterator[Host]:
+    """With the wheel of this checkout as the release, and what the index has of its dependencies."""
+    folder = made_folder()
     wheel = make_wheel(folder / "wheels", platform.machine())
     words = ["download", "-q", "--only-binary", ":all:", "-d", folder / "wheels", wheel]
     index = subprocess.run([*PIP, *words], capture_output=True, text=True)
@@ -257,19 +275,32 @@ def test_a_run_that_fails_fails_the_action_with_an_annotation_and_its_evidence(h
 
 
 @pytest.mark.parametrize(
-    ("source", "untrusted", "refused"),
-    [("team/project", "", False), ("fork/project", "", True), ("fork/project", "false", False), ("", "true", True)],
+    ("source", "untrusted", "words"),
+    [
+        ("team/project", "", "plan"),
+        ("fork/project", "", "plan --untrusted"),
+        ("fork/project", "false", "plan"),
+        ("", "true", "plan --untrusted"),
+    ],
     ids=["its own", "a fork's", "a fork's that is trusted", "asked for"],
 )
-def test_a_pull_request_of_a_fork_gets_nothing_of_the_host(
-    source: str, untrusted: str, refused: bool, host: Host
+def test_a_pull_request_of_a_fork_is_not_trusted(
+    source: str, untrusted: str, words: str, host_with_a_command: Host
 ) -> None:
-    committed(host, provider="process")
+    host = host_with_a_command
     if source:
         host.event = {"github.event.pull_request.number": "7", "github.event.pull_request.head.repo.full_name": source}
 
-    assert act(host, command="plan", untrusted=untrusted) == (3 if refused else 0), host.printed
-    assert ("error[policy.isolation]" in host.printed) == refused
+    assert act(host, command="plan", untrusted=untrusted) == 0, host.printed
+    assert f"runner {words}\n" in host.printed
+
+
+@pytest.mark.nightly
+def test_a_pull_request_of_a_fork_gets_nothing_of_the_host(host: Host) -> None:
+    committed(host, provider="process")
+
+    assert act(host, command="plan", untrusted="true") == 3, host.printed
+    assert "error[policy.isolation]" in host.printed
 
 
 @pytest.mark.parametrize(
@@ -281,7 +312,10 @@ def test_a_pull_request_of_a_fork_gets_nothing_of_the_host(
         ("git+https://example.org/x@main", "git+https://example.org/x@main", "false"),
     ],
 )
-def test_a_release_is_cached_and_anything_else_is_not(version: str, package: str, release: str, host: Host) -> None:
+def test_a_release_is_cached_and_anything_else_is_not(
+    version: str, package: str, release: str, host_with_a_command: Host
+) -> None:
+    host = host_with_a_command
     output = host.folder / "temp" / "output"
     output.write_text("")
     host.give_to_user("temp")

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -57,8 +58,7 @@ class Change:
 
     def _files(self, tree: Path) -> Iterator[Path]:
         for pattern in [self.within] if self.within else [f"{folder}/**/*" for folder in PRODUCT]:
-            files = (path for path in sorted(tree.glob(pattern)) if path.is_file())
-            yield from (path for path in files if path.suffix != ".pyc")
+            yield from _matching(tree, pattern)
 
     @property
     def _pattern(self) -> re.Pattern[str]:
@@ -103,7 +103,18 @@ def read(path: Path) -> Mutant:
     return Mutant(path.stem, found["breaks"], changes, tuple(found.get("noticed_by", ())))
 
 
+@cache
+def _matching(tree: Path, pattern: str) -> list[Path]:
+    """The files of a tree, in which no mutant makes another."""
+    return [path for path in sorted(tree.glob(pattern)) if path.suffix != ".pyc" and path.is_file()]
+
+
 def _text(path: Path) -> str:
+    return _read(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _read(path: Path, written: int) -> str:
     try:
         return path.read_text()
     except UnicodeDecodeError:

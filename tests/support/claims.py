@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,7 @@ def listed(path: Path = FOLDER / "requirements.yaml") -> Mapping[str, str]:
     return found
 
 
+@cache
 def claimed(path: Path = FOLDER / "scenarios.yaml") -> Claims:
     found: Claims = YAML(typ="safe").load(path)
     return found
