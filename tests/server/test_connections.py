@@ -126,6 +126,36 @@ def test_a_connection_ends_when_its_client_leaves(served: Served) -> None:
         until(lambda: open_files() <= before, seconds=30)
 
 
+async def test_clients_that_have_left_take_no_place_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, stopping = Config(), trio.Event()
+    config.keep_alive_timeout, config.graceful_timeout = 3600, 0.1
+    monkeypatch.setattr(connections, "MOST", 3)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def ask(stream: trio.SocketStream) -> bytes:
+        await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return bytes(await stream.receive_some())
+
+    listener = listen("unix", tmp_path)
+    with closing(listener), trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve_connections, app, config, listener, stopping=stopping))
+            async with await trio.open_unix_socket(str(tmp_path / "s")) as kept:
+                assert (await ask(kept)).startswith(b"HTTP/1.1 204 ")
+                for _ in range(5):
+                    async with await trio.open_unix_socket(str(tmp_path / "s")) as leaving:
+                        assert (await ask(leaving)).startswith(b"HTTP/1.1 204 ")
+                        await trio.testing.wait_all_tasks_blocked(0.01)
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                assert (await ask(kept)).startswith(b"HTTP/1.1 204 ")
+            stopping.set()
+
+
 async def test_of_too_many_connections_those_that_have_rested_longest_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
