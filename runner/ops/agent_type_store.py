@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
@@ -64,11 +65,11 @@ class StoredAgentTypes:
         self._store = store
 
     async def all(self) -> list[AgentType]:
-        found = [decode(row.body, AgentType) for row in await self._store.entries(KIND)]
+        found = [_stored(row.body) for row in await self._store.entries(KIND)]
         return sorted(found, key=lambda one: one.name)
 
     async def get(self, name: str) -> AgentType:
-        return decode((await self._row(name)).body, AgentType)
+        return _stored((await self._row(name)).body)
 
     async def create(self, name: str, workspace: WorkspaceConfig) -> AgentType:
         made = _checked(name, workspace)
@@ -78,7 +79,7 @@ class StoredAgentTypes:
 
     async def put_config(self, name: str, workspace: WorkspaceConfig, *, version: str) -> AgentType:
         row = await self._row(name)
-        after = _changed(decode(row.body, AgentType), workspace, version)
+        after = _changed(_stored(row.body), workspace, version)
         if await self._store.put_entry(replace(row, body=encode(after).decode())) is None:
             raise _stale(name)
         return after
@@ -188,6 +189,11 @@ class AgentTypeFolder:
             path.unlink()
         except OSError as error:
             raise StoreFailed(f"`{excerpt(str(path))}` cannot be removed: {error.strerror}") from error
+
+
+@lru_cache(maxsize=1_000)
+def _stored(body: str) -> AgentType:
+    return decode(body, AgentType)
 
 
 def _config(file: str, raw: bytes) -> WorkspaceConfig:

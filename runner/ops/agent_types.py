@@ -6,6 +6,7 @@ The fields are those of the requirement; what a provider cannot keep is refused 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from hashlib import sha256
 from typing import Annotated, Literal
 
@@ -96,16 +97,21 @@ class Task(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pull_request_number: int | None = None
 
 
-class AgentType(Struct, frozen=True, kw_only=True):
+class AgentType(Struct, frozen=True, kw_only=True, dict=True):
     """An agent type by its name."""
 
     name: str
     workspace: WorkspaceConfig = WorkspaceConfig()
 
-    @property
+    @cached_property
+    def text(self) -> bytes:
+        """The configuration as it is sent."""
+        return encode(self.workspace)
+
+    @cached_property
     def version(self) -> str:
         """Text that differs when the configuration does."""
-        return sha256(encode(self.workspace)).hexdigest()[:16]
+        return sha256(self.text).hexdigest()[:16]
 
 
 def workspace_options(agent_type: AgentType, task: Task) -> WorkspaceOptions:

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 import trio
@@ -48,7 +48,7 @@ MOST_UNPROVED = 50  # bodies of requests without a token that are read
 EVEN = 0.01  # seconds; whole ones pass before a refusal that says something is not known
 BURST = 5.0  # seconds whose requests may come at once
 _TOKENS = 10_000  # whose requests are counted before those that rest are forgotten
-_OF_A_BODY = ("content-length", "transfer-encoding")
+_OF_A_BODY = frozenset({b"content-length", b"transfer-encoding"})
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d*)?", re.ASCII)
 _ORIGIN = re.compile(rf"https?://{_HOST.pattern}", re.ASCII)
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
@@ -68,7 +68,7 @@ class App:
         self.server = server
         self.routes = {(route.method, route.path): route for route in routes}
         self._rate = _Rate(rate)
-        self._room = trio.CapacityLimiter(AT_ONCE)
+        self._at_work = 0  # requests
         self._anybody = trio.CapacityLimiter(MOST_UNPROVED)
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -91,7 +91,7 @@ class App:
             await send(message)
 
         try:
-            _check_head(Request(scope), self.server.hosts)
+            _check_head(scope["headers"], self.server.hosts)
             await self._router(scope, receive, count)
         except RunnerError as error:
             await problem(error)(scope, receive, count)
@@ -116,7 +116,7 @@ class App:
             body = await self._read_raw(route, request)
         elif route.body is not None:
             body = read_body(await read_limited(request), route.body)
-        elif any(name in request.headers for name in _OF_A_BODY):  # unread, it would cut the client off
+        elif any(name in _OF_A_BODY for name, _ in request.scope["headers"]):  # unread, it would cut the client off
             await read_limited(request, None)
         call = Call(
             server=self.server,
@@ -152,14 +152,13 @@ class App:
         """Do what a route does, while there is room for it. Raises ``ServerBusy`` and ``ServerStopping``."""
         if not route.open:
             self.admit(call.token)
-        try:
-            self._room.acquire_on_behalf_of_nowait(call)
-        except trio.WouldBlock:
-            raise ServerBusy(f"the server works on {AT_ONCE} requests already", hint="ask again later") from None
+        if self._at_work >= AT_ONCE:
+            raise ServerBusy(f"the server works on {AT_ONCE} requests already", hint="ask again later")
+        self._at_work += 1
         try:
             return await evenly(route.handle(call))
         finally:
-            self._room.release_on_behalf_of(call)
+            self._at_work -= 1
 
 
 class _Router(Router):
@@ -228,19 +227,27 @@ def known_error(error: Exception) -> RunnerError:
     return RunnerError("this is a bug in runner; it is not your fault")
 
 
-def _check_head(request: Request, hosts: frozenset[str]) -> None:
+def _check_head(headers: Iterable[tuple[bytes, bytes]], hosts: frozenset[str]) -> None:
     """Refuse names that are not the server's, as a page of another site has that a browser was led to.
 
     A request with two lengths is refused too: a proxy in front may have seen its end elsewhere.
     """
-    hint = "name it when you start the server: --host NAME"
-    [host] = request.headers.getlist("host") or [""]  # more than one is not parsed
+    host, lengths = "", set()
+    origins: list[str] = []
+    for name, value in headers:
+        if name == b"host":  # more than one is not parsed
+            host = value.decode("latin-1")
+        elif name == b"origin":
+            origins.append(value.decode("latin-1"))
+        elif name in _OF_A_BODY:
+            lengths.add(name)
     if _name(_HOST, host) not in hosts:
+        hint = "name it when you start the server: --host NAME"
         raise BadOrigin(f"`{excerpt(host)}` is not a name of this server", hint=hint)
-    for origin in request.headers.getlist("origin"):
+    for origin in origins:
         if _name(_ORIGIN, origin) not in hosts:
             raise BadOrigin(f"requests of pages from `{excerpt(origin)}` are not answered")
-    if all(name in request.headers for name in _OF_A_BODY):
+    if len(lengths) > 1:
         raise TwoLengths("the body has a length and an encoding that tells another", hint="send one of them")
 
 
@@ -303,7 +310,7 @@ def _response(route: Route, answer: Any) -> Any:
     headers = {**_HEADERS, **reply.headers}
     if route.answer is None:
         return Response(status_code=204, headers=headers)
-    content = reply.value if isinstance(reply.value, str) else encode(reply.value)
+    content = reply.value if isinstance(reply.value, str | bytes) else encode(reply.value)
     return Response(content, reply.status, headers, reply.media or route.media)
 
 

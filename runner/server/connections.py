@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import resource
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 import h11
@@ -44,22 +46,19 @@ class Connection(TCPServer):
 
     ``head`` is that of an answer whose body comes at once, which is sent with its first piece: one write, not two.
     ``None`` says that the next thing to be sent is a head. ``resting`` are the connections of a server that answer
-    nothing, the oldest first.
+    nothing, those that have rested longest first, each with the time until which it may.
     """
 
     head: bytes | None = b""
-    asked = False
     left = False  # by its client
-    resting: dict[Connection, None]
+    resting: dict[Connection, float]
 
     async def _idle_timeout(self) -> None:
-        if not self.left:
-            with trio.move_on_after(KEPT_SECONDS if self.asked else self.config.keep_alive_timeout):
-                await self.context.terminated.wait()
-        with trio.CancelScope(shield=True):
-            await self._initiate_server_close()
+        """Wait to be stopped: ``_close_overdue`` ends all, where hypercorn starts a task each time that one rests."""
+        await trio.sleep_forever()
 
     async def _read_data(self) -> None:
+        await self.idle_task.stop()
         made = self.protocol
         made.protocol = _Http1(
             app=made.app,
@@ -74,39 +73,47 @@ class Connection(TCPServer):
         )
         await super()._read_data()
         self.left = True
-        await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:
-        if not isinstance(event, RawData):
-            if isinstance(event, Updated):
-                self.resting.pop(self, None)
-                if event.idle:
-                    self.resting[self] = None
-                else:
-                    self.head, self.asked = None, True
-            if isinstance(event, Closed):
-                async with self.send_lock:
-                    pass  # an answer that is on its way goes out first
+        if isinstance(event, RawData):
+            await self._send(event.data)
+        elif isinstance(event, Closed):
+            async with self.send_lock:
+                pass  # an answer that is on its way goes out first
             await super().protocol_send(event)
-            return
-        data = event.data
+        elif isinstance(event, Updated) and event.idle:
+            self.resting[self] = trio.current_time() + KEPT_SECONDS
+            if self.left:
+                await trio.aclose_forcefully(self.stream)
+        else:  # a request has come
+            self.resting.pop(self, None)
+            self.head = None
+
+    async def _send(self, data: bytes) -> None:
         if self.head is None and not data.startswith(b"HTTP/1.1 1"):  # an interim answer has no body
             self.head = data if b"\r\ncontent-length: " in data else b""
             if self.head:
                 return
         elif self.head:
             data, self.head = self.head + data, b""
-        async with self.send_lock:
-            try:
-                with trio.CancelScope() as unread:
-                    for start in range(0, len(data), _PIECE):
-                        unread.deadline = trio.current_time() + UNREAD_SECONDS
-                        await self.stream.send_all(data[start : start + _PIECE])
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                await self.protocol.handle(Closed())
+        if not data:
+            return  # an end that needs no byte
+        try:
+            self.send_lock.acquire_nowait()  # without a turn of the loop, unless something else is on its way
+        except trio.WouldBlock:
+            await self.send_lock.acquire()
+        try:
+            with trio.CancelScope() as unread:
+                for start in range(0, len(data), _PIECE):
+                    unread.deadline = trio.current_time() + UNREAD_SECONDS
+                    await self.stream.send_all(data[start : start + _PIECE])
             if unread.cancelled_caught:
                 await trio.aclose_forcefully(self.stream)
                 await self.protocol.handle(Closed())
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await self.protocol.handle(Closed())
+        finally:
+            self.send_lock.release()
 
 
 async def serve_connections(
@@ -125,7 +132,7 @@ async def serve_connections(
     context, wrapped = WorkerContext(None), ASGIWrapper(app)
     most = min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     held: set[Connection] = set()
-    resting: dict[Connection, None] = {}
+    resting: dict[Connection, float] = {}
 
     async def connected(stream: Any) -> None:
         spared = None
@@ -140,7 +147,7 @@ async def serve_connections(
             held.remove(spared)
         connection = Connection(wrapped, config, context, state=ConnectionState({}), stream=stream)
         connection.resting = resting
-        resting[connection] = None
+        resting[connection] = trio.current_time() + config.keep_alive_timeout
         held.add(connection)
         try:
             if spared is not None:
@@ -155,8 +162,23 @@ async def serve_connections(
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
             accepting.start_soon(partial(trio.serve_listeners, connected, [listening], handler_nursery=connections))
+            accepting.start_soon(_close_overdue, resting)
             task_status.started()
             await stopping.wait()
             accepting.cancel_scope.cancel()
         await context.terminated.set()
+        await _close_resting(resting)
         connections.cancel_scope.deadline = trio.current_time() + config.graceful_timeout
+
+
+async def _close_overdue(resting: Mapping[Connection, float]) -> None:
+    while True:
+        await trio.sleep(1)
+        await _close_resting(resting, trio.current_time())
+
+
+async def _close_resting(resting: Mapping[Connection, float], now: float = inf) -> None:
+    """Close the connections that may rest no longer, by default all; what gets a request meanwhile goes on."""
+    for connection in [*resting]:
+        if connection in resting and resting[connection] <= now:
+            await trio.aclose_forcefully(connection.stream)

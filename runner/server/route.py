@@ -71,7 +71,7 @@ class Call(Struct, eq=False, kw_only=True):
 
 
 class Reply(Struct, kw_only=True):
-    """An answer with more than a value."""
+    """An answer with more than a value. Text and bytes are sent as they are."""
 
     value: object = None
     status: int = 200

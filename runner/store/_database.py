@@ -6,7 +6,7 @@ SQLite's; a database that lacks them has its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -67,8 +67,12 @@ class Database(Protocol):
         What only reads may be called again after a connection was lost; what writes calls ``transact``.
         """
 
-    async def look(self, action: Callable[[Connection], T]) -> T:
-        """Call ``action``, which reads few rows by their key, as ``run`` would; at once where that is quick."""
+    async def look(self, action: Callable[[Connection], T], key: Hashable = None) -> T:
+        """Call ``action``, which reads few rows by their key, as ``run`` would; at once where that is quick.
+
+        The last answer to the same ``key`` may stand for another look while nobody, anywhere, has written; so it is
+        shared and must not be changed.
+        """
 
     async def now(self) -> int:
         """Return the time by the database's clock: microseconds since the epoch."""

@@ -222,7 +222,7 @@ class Reader:
     ) -> list[EntryRow]:
         wanted = partial(read_entries, kind=kind, name=name, state=state, before=before, limit=limit)
         if name is not None:
-            return await self._database.look(wanted)
+            return [*await self._database.look(wanted, ("entries", kind, name, state, before, limit))]
         return await self._database.run(lambda: wanted(self._connection))
 
     async def pools(self) -> list[PoolRow]:

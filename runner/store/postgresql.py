@@ -14,7 +14,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
 from itertools import count
@@ -281,7 +281,7 @@ class PostgresDatabase:
             raise errors[0]
         return answer[0]
 
-    async def look(self, action: Callable[[Connection], T]) -> T:
+    async def look(self, action: Callable[[Connection], T], key: Hashable = None) -> T:
         return await self.run(lambda: action(self.connection))
 
     async def _watch_over(self) -> None:

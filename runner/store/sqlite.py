@@ -10,11 +10,11 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import trio
 
@@ -39,6 +39,7 @@ T = TypeVar("T")
 
 BUSY_MILLISECONDS = 5_000
 POLL = 0.2  # seconds between looks for what another process has written
+_REMEMBERED = 1_000  # answers to looks
 _BUSY_TIMEOUT = f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}"
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
@@ -79,6 +80,8 @@ class SqliteDatabase:
         self._looking: sqlite3.Connection | None = None
         self._polled = False  # whether one of those who wait looks for what other processes write
         self._version = 0  # of the file when ``_written`` was made; another process's commit changes it too
+        self._seen: dict[Hashable, Any] = {}  # by ``look``, of the version ``_seen_at``
+        self._seen_at = 0
 
     @property
     def writable(self) -> bool:
@@ -98,17 +101,30 @@ class SqliteDatabase:
 
         return await trio.to_thread.run_sync(translated, limiter=self._limiter)
 
-    async def look(self, action: Callable[[Connection], T]) -> T:
+    async def look(self, action: Callable[[Connection], T], key: Hashable = None) -> T:
         """Look by a second connection, which waits for no commit of the first, and without a thread, which costs more
         than the look. Whatever keeps it from that is left to ``run``.
         """
         await trio.lowlevel.checkpoint_if_cancelled()  # a turn of the loop costs more than the look
         try:
             if (looking := self._look_by()) is not None:
-                return action(looking)
+                return action(looking) if key is None else self._recall(looking, action, key)
         except sqlite3.Error:
             self.close()
         return await self.run(lambda: action(self.connection))
+
+    def _recall(self, looking: sqlite3.Connection, action: Callable[[Connection], T], key: Hashable) -> T:
+        """Return what was seen by a key when that cannot have changed: no process has committed anything since.
+
+        The number is read before the look, so what is remembered is of that state of the file or of a later one.
+        """
+        version = _version_by(looking)
+        if version != self._seen_at or len(self._seen) >= _REMEMBERED:
+            self._seen_at, self._seen = version, {}
+        if key not in self._seen:
+            self._seen[key] = action(looking)
+        found: T = self._seen[key]
+        return found
 
     def _look_by(self) -> sqlite3.Connection | None:
         if self._looking is None and self._looks:
@@ -120,7 +136,7 @@ class SqliteDatabase:
         """Close what looks; the connection is its opener's."""
         if self._looking is not None:
             self._looking.close()
-            self._looking, self._version = None, 0  # the next one counts anew
+            self._looking, self._version, self._seen_at = None, 0, 0  # the next one counts anew
 
     async def now(self) -> int:
         return self._clock()
@@ -218,10 +234,15 @@ class SqliteDatabase:
         """
         try:
             looking = self._look_by()
-            return None if looking is None else int(looking.execute("PRAGMA data_version").fetchone()[0])
+            return None if looking is None else _version_by(looking)
         except sqlite3.Error:
             self.close()
             return None
+
+
+def _version_by(connection: sqlite3.Connection) -> int:
+    """Return a number that differs after each commit by another connection, of whatever process."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def place(url: str) -> Path:

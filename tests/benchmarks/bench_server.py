@@ -140,5 +140,5 @@ if __name__ == "__main__":
         os.chmod(folder, 0o711)
         project = Project(folder, folder / "home")
         project.home.mkdir()
-        with serving(project) as served:
+        with serving(project, "--rate", "1000000") as served:
             trio.run(main, served, folder)

@@ -191,6 +191,47 @@ async def test_of_too_many_connections_those_that_have_rested_longest_give_way(
             stopping.set()
 
 
+async def test_connections_that_rest_too_long_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a request sooner than one between two; one that is answered stays, until the server ends."""
+    config, stopping, endless = Config(), trio.Event(), Endless()
+    config.keep_alive_timeout, config.graceful_timeout = 0.1, 0.1
+    monkeypatch.setattr(connections, "KEPT_SECONDS", 1.1)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/endless":
+            await endless(scope, receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def connected(path: str = "") -> trio.SocketStream:
+        stream = await trio.open_unix_socket(str(tmp_path / "s"))
+        if path:
+            await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert await stream.receive_some(12) == b"HTTP/1.1 200"
+        return stream
+
+    listener = listen("unix", tmp_path)
+    with closing(listener), trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve_connections, app, config, listener, stopping=stopping))
+            began = trio.current_time()
+            async with (
+                await connected("/endless") as answered,
+                await connected("/") as kept,
+                await connected() as silent,
+            ):
+                times = []
+                for stream in (silent, kept):
+                    _ = [piece async for piece in stream]
+                    times.append(trio.current_time() - began)
+                assert await answered.receive_some(1) != b""
+                async with await connected("/") as last:
+                    stopping.set()
+                    _ = [piece async for piece in last]
+
+    assert times[0] < 1.1 <= times[1]
+
+
 def test_http_1_is_all_that_is_spoken(served: Served) -> None:
     """By HTTP/2 without TLS a client would pass by what a proxy in front has judged, and by our own limits."""
     get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"

@@ -19,6 +19,7 @@ from typing import cast
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from runner import __version__
 from runner.core.errors import RunnerError, StoreBusy, StoreDamaged, StoreFailed, StoreTooNew, StoreTooOld, UnknownRun
@@ -78,6 +79,26 @@ async def test_looking_by_name_waits_for_no_commit(tmp_path: Path) -> None:
                 ended.set()
         await store.remove_entry("token", "a")
         assert await store.entries("token", name="a") == []
+
+
+async def test_looking_by_name_sees_what_anybody_has_changed(tmp_path: Path) -> None:
+    """What was seen stands for the next look only while nobody has written, be it here or in another process."""
+
+    async def seen() -> list[str]:
+        return [found.body for found in await store.entries("token", name="a")]
+
+    async with store_in(tmp_path) as store, store_in(tmp_path) as another:
+        found = [await seen(), await seen()]
+        for one in (store, another) * 2:
+            written = await one.put_entry(EntryRow(kind="token", name="a", body=f"{len(found)}"))
+            found.append(await seen())
+            assert written is not None
+            await one.put_entry(replace(written, body=f"{len(found)}"))
+            found.append(await seen())
+            await one.remove_entry("token", "a")
+            found.append(await seen())
+
+    assert found == [[], [], ["2"], ["3"], [], ["5"], ["6"], [], ["8"], ["9"], [], ["11"], ["12"], []]
 
 
 async def test_a_workspace_row_lives_from_intent_to_absence(tmp_path: Path) -> None:

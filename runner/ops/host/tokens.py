@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+from functools import lru_cache
 from hashlib import sha256
 
 from msgspec import Struct
@@ -83,7 +84,7 @@ def check_scope(scope: str) -> None:
 
 async def list_tokens(store: Reader) -> list[StoredToken]:
     """List every token, by name."""
-    return sorted(map(_token, await store.entries(KIND)), key=lambda token: token.name)
+    return sorted((_token(row.body) for row in await store.entries(KIND)), key=lambda token: token.name)
 
 
 async def revoke_token(store: Store, name: str) -> None:
@@ -98,15 +99,16 @@ async def find_token(store: Reader, text: str) -> StoredToken:
     kind, _, rest = text.partition("_")
     name = rest.partition("_")[0]
     rows = await store.entries(KIND, name=name) if len(text) <= _LONGEST and is_name(name) else []
-    stored = _token(rows[0]) if rows else None
+    stored = _token(rows[0].body) if rows else None
     same = hmac.compare_digest(_digest(text), stored.sha256 if stored is not None else "")
     if stored is None or not same or kind != _PREFIX:
         raise Unauthorized("the token is not known", hint="make one: runner token create NAME --scope admin")
     return stored
 
 
-def _token(row: EntryRow) -> StoredToken:
-    return decode(row.body, StoredToken)
+@lru_cache(maxsize=1_000)
+def _token(body: str) -> StoredToken:
+    return decode(body, StoredToken)
 
 
 def _digest(text: str) -> str:

@@ -66,7 +66,7 @@ async def _delete(call: Call) -> None:
 
 async def _get_config(call: Call) -> Reply:
     named = await _named(call)
-    return Reply(value=named.workspace, headers={"etag": f'"{named.version}"'})
+    return Reply(value=named.text, headers={"etag": f'"{named.version}"'})
 
 
 async def _put_config(call: Call) -> Reply:
@@ -78,7 +78,7 @@ async def _put_config(call: Call) -> Reply:
         await pool_of(call.server.env, call.body)
     changed = await call.server.agent_types.put_config(named.name, call.body, version=version)
     await call.server.pools.refresh()
-    return Reply(value=changed.workspace, headers={"etag": f'"{changed.version}"'})
+    return Reply(value=changed.text, headers={"etag": f'"{changed.version}"'})
 
 
 def _route(method: str, path: str, **more: Any) -> Route:
