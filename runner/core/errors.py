@@ -850,6 +850,10 @@ class ExposedListener(InputError):
     code = "server.exposed"
 
 
+class FewConnections(Advice):
+    code = "server.few-connections"
+
+
 class UnknownToken(NotFoundError):
     code = "server.unknown-token"
 

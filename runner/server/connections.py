@@ -50,7 +50,6 @@ class Connection(TCPServer):
     """
 
     head: bytes | None = b""
-    left = False  # by its client
     resting: dict[Connection, float]
 
     async def _idle_timeout(self) -> None:
@@ -72,7 +71,6 @@ class Connection(TCPServer):
             send=made.send,
         )
         await super()._read_data()
-        self.left = True
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, RawData):
@@ -83,8 +81,6 @@ class Connection(TCPServer):
             await super().protocol_send(event)
         elif isinstance(event, Updated) and event.idle:
             self.resting[self] = trio.current_time() + KEPT_SECONDS
-            if self.left:
-                await trio.aclose_forcefully(self.stream)
         else:  # a request has come
             self.resting.pop(self, None)
             self.head = None
@@ -116,6 +112,12 @@ class Connection(TCPServer):
             self.send_lock.release()
 
 
+def most_connections() -> tuple[int, int]:
+    """Return how many connections a server answers, and how many files it may open, half of which are for its work."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (MOST if files == resource.RLIM_INFINITY else min(MOST, files // 2)), files
+
+
 async def serve_connections(
     app: Any,
     config: Config,
@@ -130,7 +132,7 @@ async def serve_connections(
     if (tls := config.create_ssl_context()) is not None:
         listening = trio.SSLListener(listening, tls, https_compatible=True)
     context, wrapped = WorkerContext(None), ASGIWrapper(app)
-    most = min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    most, _ = most_connections()
     held: set[Connection] = set()
     resting: dict[Connection, float] = {}
 

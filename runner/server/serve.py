@@ -18,7 +18,7 @@ from hypercorn.config import Config
 from msgspec import Struct
 from starlette.routing import Route as StarlettePath
 
-from runner.core.errors import ExposedListener, HostRefused, UsageError
+from runner.core.errors import ExposedListener, FewConnections, HostRefused, UsageError
 from runner.core.nurseries import open_services
 from runner.core.sanitize import excerpt
 from runner.core.settings import Settings
@@ -27,7 +27,7 @@ from runner.ops.planning.job_fitness import check_server
 from runner.ops.runs.dependencies import Advise
 from runner.ops.webhooks import read_hooks
 from runner.server.border import App
-from runner.server.connections import UNREAD_SECONDS, serve_connections
+from runner.server.connections import MOST, UNREAD_SECONDS, most_connections, serve_connections
 from runner.server.mcp.endpoint import mcp_paths
 from runner.server.oidc import Issuer, OidcOptions
 from runner.server.openapi import document
@@ -133,6 +133,7 @@ async def serve(
             app: Any = App(server, routes(), paths, rate=options.rate)
             async with trio.open_nursery() as nursery:
                 await nursery.start(partial(serve_connections, app, config, listener, stopping=stopping))
+                _tell_of_few(advise)
                 ready(url)
                 _notify(settings.variables, "READY=1")
                 await stopping.wait()
@@ -153,6 +154,14 @@ def routes() -> tuple[Route, ...]:
     own = Route(method="GET", path=path, summary="Describe these routes", handle=_document, answer=dict[str, Any])
     described = document((*found, own))
     return (*found, own)
+
+
+def _tell_of_few(advise: Advise) -> None:
+    most, files = most_connections()
+    if most < MOST:
+        message = f"the server answers at most {most} connections at once: it may open {files} files"
+        hint = f"allow {2 * MOST}: `LimitNOFILE=` of its unit, or `ulimit -Hn`"
+        advise(FewConnections(message, hint=hint))
 
 
 def _notify(variables: Mapping[str, str], state: str) -> None:
