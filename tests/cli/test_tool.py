@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.situations import Project
 
 
+@pytest.mark.scenario("CFG-05")
 def test_each_tool_says_what_it_found(project: Project) -> None:
     id = project.json("workspace", "create", "--tool", "bash", "--tool", "read", "--tool", "glob", "--tool", "grep")[
         "id"

@@ -37,6 +37,7 @@ def agent_type(served: Served, name: str = "worker", **config: Any) -> None:
 
 
 @pytest.mark.scenario("CFG-01")
+@pytest.mark.scenario("CFG-05")
 @pytest.mark.scenario("CFG-06", only="http")
 @pytest.mark.scenario("CFG-07")
 @pytest.mark.scenario("CFG-08")
