@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -31,6 +32,7 @@ from runner.core import plugins
 from runner.core.errors import RunnerError
 
 _REQUEST = 1 << 20  # bytes
+_FILES = 1 << 10
 _LIBRARIES = ("docker", "dulwich.client", "h11", "jinja2.sandbox")
 ROOT = Path(__file__).parents[2]
 _CLONE_NEWNS, _PRIVATE, _BIND = 0x20000, 0x44000, 0x5000  # of linux/sched.h and linux/mount.h; with all that is below
@@ -140,31 +142,44 @@ def main() -> None:
     """The process, which ends with its standard input. It has no thread: forks of one that has cannot be trusted."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     load_everything()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    ended, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
+    running: dict[int, socket.socket] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(sys.argv[1])
         listening.listen(8)
         print("ready", flush=True)
-        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
-            connection, _ = listening.accept()
-            if os.fork() == 0:
-                listening.close()
-                _answer(connection)
-            connection.close()
+        while sys.stdin not in (ready := select.select([listening, ended, sys.stdin], [], [])[0]):
+            if listening in ready:
+                connection, _ = listening.accept()
+                running[_begin(connection)] = connection
+            if ended in ready:
+                os.read(ended, 1 << 10)
+                _tell(running)
 
 
-def _answer(connection: socket.socket) -> None:
-    """One command: its process id at once, then how it ended."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _begin(connection: socket.socket) -> int:
+    """Start a command, whose process id is told at once."""
     words, descriptors, _, _ = socket.recv_fds(connection, _REQUEST, 2)
     pid = os.fork()
     if pid == 0:
-        connection.close()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _become(json.loads(words), descriptors)
-    connection.send(str(pid).encode())
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    connection.send(str(code).encode())
-    os._exit(0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    with suppress(OSError):  # who asked may be gone
+        connection.send(str(pid).encode())
+    return pid
+
+
+def _tell(running: dict[int, socket.socket]) -> None:
+    """Tell of each command that has ended how it did."""
+    while running and (found := os.waitpid(-1, os.WNOHANG))[0]:
+        pid, status = found
+        with running.pop(pid) as connection, suppress(OSError):
+            connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _open_the_way(place: Path) -> None:
@@ -210,7 +225,7 @@ def _become(request: Mapping[str, object], descriptors: Sequence[int]) -> None:
     sys.argv[1:] = request["arguments"]  # type: ignore[call-overload]
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(descriptor, number)
-        os.close(descriptor)
+    os.closerange(3, _FILES)  # ours, and those of commands that run beside it
     if isinstance(user := request["user"], int):
         change_user(user)
     if isinstance(files := request["descriptors"], int):

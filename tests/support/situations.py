@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent, indent
@@ -243,18 +243,22 @@ def project(tmp_path: Path) -> Iterator[Project]:
     folder, home = tmp_path / "project", tmp_path / "home"
     folder.mkdir()
     home.mkdir()
+    before = {*pids()}
     yield Project(folder, home)
     deadline = time.monotonic() + DYING
-    while (left := leftovers(home)) and time.monotonic() < deadline:
+    while (left := leftovers(home, before)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for made in (folder, home):  # some tests make trees that are too deep for pytest to remove
         trees.remove(made)
     assert left == []
 
 
-def leftovers(home: Path) -> list[str]:
-    """What a run left behind, seen from outside: processes, mounts, cgroups, and files that are not evidence."""
-    found = [f"process {pid}: {text}" for pid, text in processes_of(home)]
+def leftovers(home: Path, before: Collection[int] = ()) -> list[str]:
+    """What a run left behind, seen from outside: processes, mounts, cgroups, and files that are not evidence.
+
+    Not looked at are the processes that were there ``before`` it.
+    """
+    found = [f"process {pid}: {text}" for pid, text in processes_of(home, before)]
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
     found += [f"{device}, a volume's" for device in volumes_of(home)]
     state = home / "state"
@@ -263,15 +267,19 @@ def leftovers(home: Path) -> list[str]:
     return found
 
 
-def processes_of(home: Path) -> list[tuple[int, str]]:
+def pids() -> Iterator[int]:
+    return map(int, filter(str.isdigit, os.listdir("/proc")))
+
+
+def processes_of(home: Path, before: Collection[int] = ()) -> list[tuple[int, str]]:
     """Processes that name a home in their command line or environment, or that see a part of it mounted."""
     # Mounts are named within their file system, which may be that of /tmp or /dev/shm, or a volume.
     place = home.relative_to("/dev/shm" if home.is_relative_to("/dev/shm") else f"/{home.parts[1]}")
     mounted = [f"/{place}/".encode(), f"/{place} ".encode(), *(f"{device} ".encode() for device in volumes_of(home))]
     found = []
     shows: dict[str, bool] = {}  # of each mount namespace: what it has is long, and most processes have the same
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        if pid == os.getpid():
+    for pid in pids():
+        if pid == os.getpid() or pid in before:
             continue
         try:
             words = read(f"/proc/{pid}/cmdline") + read(f"/proc/{pid}/environ")
