@@ -100,41 +100,75 @@ class Header(Shape):
     spec: dict[str, Any] = Field(description="The document's body, by kind.")
 
 
-@cache
-def kinds() -> dict[str, type[Body]]:
-    """Every kind by name."""
-    modules = [plugins.load(kinds_room, name) for name in plugins.names(kinds_room)]
-    return {module.KIND: module.Spec for module in modules}
+class _Kinds(Mapping[str, type[Body]]):
+    """Every kind by name. The module of one is imported when it is asked for: making its models takes milliseconds."""
+
+    def __init__(self) -> None:
+        self._modules = {"".join(map(str.capitalize, name.split("_"))): name for name in plugins.names(kinds_room)}
+
+    def __getitem__(self, kind: str) -> type[Body]:
+        body: type[Body] = plugins.load(kinds_room, self._modules[kind]).Spec
+        return body
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def file_of(self, kind: str) -> str:
+        """Return the name of the file with its defaults."""
+        return self._modules[kind].replace("_", "-") + ".runner.yaml"
 
 
 @cache
-def defaults() -> dict[str, Document]:
+def kinds() -> _Kinds:
+    return _Kinds()
+
+
+class _Defaults(Mapping[str, Document]):
+    """Shipped documents with the defaults, each kind's read when it is asked for."""
+
+    def __getitem__(self, key: str) -> Document:
+        return _defaults_of(key.partition(" ")[0])[key]
+
+    def __iter__(self) -> Iterator[str]:
+        for kind in kinds():
+            yield from _defaults_of(kind)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@cache
+def defaults() -> Mapping[str, Document]:
     """The shipped document of each kind that holds its defaults, and those for the agents that have some of their own.
 
-    Its ``spec`` is validated where the kind needs nothing more (``Policy``); otherwise it is an empty shell. The
-    key of an agent's own is kind and agent, as in ``AgentType claude``.
+    Only a ``Policy`` says all that its kind needs; the ``spec`` of another is an empty shell. The key of an agent's own
+    is kind and agent, as in ``AgentType claude``.
     """
+    return _Defaults()
+
+
+@cache
+def _defaults_of(kind: str) -> Mapping[str, Document]:
     folder = shipped("manifests") / "defaults"
     found = {}
-    for path in sorted(folder.glob("*.runner.yaml")):
-        for tree in text.parse(DEFAULTS, text.read(path, path.name))[0]:
-            header = Header.model_validate(tree.data)
-            body = kinds()[header.kind]
-            try:
-                spec = body.model_validate(header.spec)
-            except ValidationError:  # it needs more than defaults can say
-                spec = body.model_construct()
-            name = header.metadata.name
-            key = header.kind if name == DEFAULTS else f"{header.kind} {name}"
-            found[key] = Document(
-                kind=header.kind,
-                name=name,
-                spec=spec,
-                file=DEFAULTS,
-                directory=folder,
-                data=header.model_dump(),
-                tree=tree,
-            )
+    for tree in text.parse(DEFAULTS, text.read(folder / kinds().file_of(kind), DEFAULTS))[0]:
+        header = Header.model_validate(tree.data)
+        name = header.metadata.name
+        found[kind if name == DEFAULTS else f"{kind} {name}"] = Document(
+            kind=kind,
+            name=name,
+            spec=kinds()[kind].model_validate(header.spec) if kind == "Policy" else Body.model_construct(),
+            file=DEFAULTS,
+            directory=folder,
+            data=header.model_dump(),
+            tree=tree,
+        )
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec.structs import asdict
 from pydantic import BaseModel
@@ -12,9 +13,7 @@ from runner.core.ids import BRANCH_HINT, is_branch
 from runner.core.sanitize import excerpt
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
-from runner.manifest.kinds.mcp_server import Spec as McpServerSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
-from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
 from runner.manifest.network import TOOLS
 from runner.manifest.used_mcp import used_servers
@@ -97,7 +96,7 @@ def document_faults(document: Document) -> list[RunnerError]:
     """Values of a document whose form only another room can judge, and templates that are malformed."""
     found: list[RunnerError] = [
         BadValue(f"`{text[:60]}` {complaint}", at=document.place(*keys, position))
-        for keys, texts, check in _checked(document.spec)
+        for keys, texts, check in _checked(document.kind, document.spec)
         for position, text in enumerate(texts)
         if isinstance(text, str) and (complaint := check(text))
     ]
@@ -111,9 +110,9 @@ def document_faults(document: Document) -> list[RunnerError]:
 Checked = tuple[tuple[str | int, ...], Sequence[object], Callable[[str], str | None]]
 
 
-def _checked(spec: BaseModel) -> Iterator[Checked]:
+def _checked(kind: str, spec: Any) -> Iterator[Checked]:
     """Lists of values with where they are written and who judges one of them."""
-    match spec:
+    match spec:  # the classes of rare kinds are not imported for those that are not there
         case AgentTypeSpec():
             yield ("workspace", "protected_paths"), spec.workspace.protected_paths, check_protected
             yield ("workspace", "toolchains"), spec.workspace.toolchains, check_toolchain
@@ -122,9 +121,9 @@ def _checked(spec: BaseModel) -> Iterator[Checked]:
                 if not isinstance(one, str):
                     keep = [path.removeprefix("~/") for path in one.keep]
                     yield ("workspace", "dependencies", position, "keep"), keep, check_protected
-        case McpServerSpec():
+        case _ if kind == "McpServer":
             yield ("toolchains",), spec.toolchains, check_toolchain
-        case ProjectSpec():
+        case _ if kind == "Project":
             yield ("protected_paths",), spec.protected_paths, check_protected
         case PolicyKindSpec():
             yield ("allowed_paths",), spec.allowed_paths, check_pattern

@@ -6,7 +6,7 @@ What a hosted one has of secrets, network and limits is its own manifest's; noth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,8 +28,6 @@ from runner.core.injection import Injection
 from runner.core.model import Limits
 from runner.core.settings import Settings
 from runner.manifest.injection import InjectedSecret, SentSecret
-from runner.manifest.kinds.mcp_server import HostedSecret
-from runner.manifest.kinds.mcp_server import Spec as McpServerSpec
 from runner.manifest.load import Document, defaults
 from runner.manifest.network import AllowedHosts, hosts_of
 from runner.manifest.used_mcp import UsedServer, used_servers
@@ -37,6 +35,10 @@ from runner.plan.model import SecretGrant
 from runner.spec.model import HostedServer, McpFact, McpServer, PolicySpec, RemoteServer, RunFacts, SecretSpec
 from runner.spec.secrets import source_of
 from runner.spec.select import Selected
+
+if TYPE_CHECKING:
+    from runner.manifest.kinds.mcp_server import HostedSecret
+    from runner.manifest.kinds.mcp_server import Spec as McpServerSpec
 
 KEYS = "mcp_servers"
 REMOTE_SECONDS = 60.0  # that a call of a remote server may take
@@ -191,7 +193,7 @@ def _secret(
         name=name,
         source=source_of(one.from_, document),
         steps=(),
-        as_file=isinstance(one, HostedSecret) and one.as_ == "file",
+        as_file=not isinstance(one, SentSecret) and one.as_ == "file",
         at=document.place(*keys, "from"),
         injection=replace(injection, secret=name) if injection is not None else None,
     )
@@ -282,5 +284,4 @@ def _inject(spec: McpServerSpec) -> Sequence[InjectedSecret]:
 
 
 def _spec(document: Document) -> McpServerSpec:
-    assert isinstance(document.spec, McpServerSpec)
-    return document.spec
+    return cast("McpServerSpec", document.spec)  # whose module is imported where there is such a document

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,11 +27,13 @@ from runner.core.errors import (
 from runner.manifest.kinds.agent_type import Spec as AgentTypeSpec
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.kinds.policy import Spec as PolicyKindSpec
-from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import Document
 from runner.manifest.network import TOOLS, HostList, names_in, words_in
 from runner.manifest.used_mcp import used_servers
 from runner.plan.graph import Graph
+
+if TYPE_CHECKING:
+    from runner.manifest.kinds.project import Spec as ProjectSpec
 
 RUNS = 10_000  # of all documents, each member of a matrix counted
 BYTES = 64 << 20  # of the documents that they are made of, counted again for each run
@@ -77,8 +80,7 @@ class Selected(Struct, frozen=True, kw_only=True):
     def project_spec(self) -> ProjectSpec | None:
         if self.project is None:
             return None
-        assert isinstance(self.project.spec, ProjectSpec)
-        return self.project.spec
+        return _project(self.project)
 
     def policy(self, document: Document) -> PolicyKindSpec:
         assert isinstance(document.spec, PolicyKindSpec)
@@ -277,8 +279,8 @@ Axis = tuple[str, tuple[str | None, Keys], tuple[str, int] | None, tuple[str | N
 def _axes(run: Document, spec: IncidentRunSpec, project: Document | None) -> Iterator[Axis]:
     """Label, agent type, model and incident of each member, with where they are written."""
     single = spec.agent_type
-    if single is None and project is not None and isinstance(project.spec, ProjectSpec):
-        single = project.spec.agent_type
+    if single is None and project is not None:
+        single = _project(project).agent_type
     agents: list[tuple[str, tuple[str | None, Keys]]] = [("", (single, ("agent_type",)))]
     models: list[tuple[str, tuple[str, int] | None]] = [("", None)]
     directory = spec.incident.directory if spec.incident else None
@@ -362,9 +364,12 @@ def _mcp_servers(agent: Document, known: _Known, findings: list[RunnerError]) ->
     return tuple(found)
 
 
+def _project(document: Document) -> ProjectSpec:
+    return cast("ProjectSpec", document.spec)  # whose module is imported where there is such a document
+
+
 def _project_faults(project: Document) -> Iterator[RunnerError]:
-    spec = project.spec
-    assert isinstance(spec, ProjectSpec)
+    spec = _project(project)
     if spec.requires_runner is not None and (complaint := version_complaint(spec.requires_runner, __version__)):
         yield RequiresRunner(complaint, at=project.place("requires_runner"))
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import trio
 from msgspec import Struct, field
@@ -29,7 +30,6 @@ from runner.engine.run import execute_run, record_skipped_run
 from runner.engine.stopping import RunCancellation
 from runner.events.events import Recorded, RunEnded
 from runner.events.record import RunRecord, replay
-from runner.manifest.kinds.project import Spec as ProjectSpec
 from runner.manifest.load import DEFAULTS
 from runner.ops.host.liveness import is_run_lost
 from runner.ops.host.state import make_home, open_state
@@ -56,6 +56,9 @@ from runner.ports.store import ProjectRow, Store
 from runner.runtime.context import RunDependencies, RunPaths
 from runner.safefs.safe_open import read_beneath
 from runner.steps.verify.run import MAX_OUTPUT
+
+if TYPE_CHECKING:
+    from runner.manifest.kinds.project import Spec as ProjectSpec
 
 FRESH_SECONDS = 10.0  # that what planning found of a provider is taken for what it is
 
@@ -302,8 +305,8 @@ async def _record_projects(planned: PlanResult, store: Store, settings: Settings
     for queue in dict.fromkeys(plan.queue for plan in planned.plan.runs if plan.queue and settings.pod is None):
         advise(NotEnforced(f"queue `{queue}` holds no run that is not a Job", hint="runner apply --on kubernetes"))
     for document in planned.documents.values():
-        spec = document.spec
-        if isinstance(spec, ProjectSpec) and document.file not in (DEFAULTS, RECORD) and not planned.request.untrusted:
+        spec = cast("ProjectSpec", document.spec)
+        if document.kind == "Project" and document.file not in (DEFAULTS, RECORD) and not planned.request.untrusted:
             root, manifest = (str(place.resolve()) for place in (document.directory / spec.root, Path(document.file)))
             protected = tuple(spec.protected_paths)
             await store.put_project(
