@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-
-import trio
+from typing import TYPE_CHECKING
 
 from runner.core.errors import HostRefused, RunnerError, first_leaf
+
+if TYPE_CHECKING:
+    import trio
+else:
+    from runner.core import trio_later as trio
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -63,6 +63,14 @@ def open_reader(url: str, *, must_exist: bool = False) -> AbstractAsyncContextMa
     """Open a store for reading, and make none. Raises like ``open_store``."""
     scheme, place = _locate(url)
     return cast("AbstractAsyncContextManager[Reader]", scheme.open_reader(place, must_exist=must_exist))
+
+
+def open_at_once(url: str, *, must_exist: bool = False) -> AbstractContextManager[Reader] | None:
+    """Open a store for reading whose methods never wait, if it is a file. Raises like ``open_store``."""
+    scheme, place = _locate(url)
+    if not hasattr(scheme, "open_at_once"):
+        return None
+    return cast("AbstractContextManager[Reader]", scheme.open_at_once(place, must_exist=must_exist))
 
 
 def exists(url: str) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
-
-import trio
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from runner.core.errors import StoreDamaged, StoreTooNew, StoreTooOld
+
+if TYPE_CHECKING:
+    import trio
 
 OLDEST = 10  # of the schemas that are read
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import BinaryIO, TypeVar, get_args
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
-import trio
 from msgspec import Struct
 
 from runner.core.errors import LeaseError, RunnerError, RunOver, StoreFailed, WorkspaceState
@@ -63,6 +62,11 @@ from runner.store._workspaces import (
     read_workspaces,
     write_anchor,
 )
+
+if TYPE_CHECKING:
+    import trio
+else:
+    from runner.core import trio_later as trio
 
 T = TypeVar("T")
 _PAGE = 64  # events that a watcher holds

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
-import trio
 from msgspec import Struct
 
 from runner.core.errors import BadExport, StoreNotEmpty
 from runner.store._database import Connection
+
+if TYPE_CHECKING:
+    import trio
+else:
+    from runner.core import trio_later as trio
 
 TABLES = {  # by their keys, in an order in which no row names one of a later table
     "runs": ("id",),

@@ -12,11 +12,9 @@ import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-import trio
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from runner import __version__
 from runner.core.clock import now_microseconds
@@ -34,6 +32,11 @@ from runner.core.settings import without_secrets
 from runner.ports.store import RunnerRow
 from runner.store._database import OLDEST, Connection, Hook, check_version, scripts_in
 from runner.store._sql import Reader, Store
+
+if TYPE_CHECKING:
+    import trio
+else:
+    from runner.core import trio_later as trio
 
 T = TypeVar("T")
 
@@ -73,8 +76,6 @@ class SqliteDatabase:
         self.name = str(path)
         self._path = path
         self._clock = clock
-        self._limiter = trio.CapacityLimiter(1)
-        self._written = trio.Event()  # set at the next commit by this store; of others nothing is heard
         self._refusal: RunnerError | None = None  # once there is one, this connection writes no more
         self._looks = looks  # whether a second connection may be opened, which only looks
         self._looking: sqlite3.Connection | None = None
@@ -83,23 +84,32 @@ class SqliteDatabase:
         self._seen: dict[Hashable, Any] = {}  # by ``look``, of the version ``_seen_at``
         self._seen_at = 0
 
+    @cached_property
+    def _limiter(self) -> trio.CapacityLimiter:
+        return trio.CapacityLimiter(1)
+
+    @cached_property
+    def _written(self) -> trio.Event:
+        """Set at the next commit by this store; of others nothing is heard."""
+        return trio.Event()
+
     @property
     def writable(self) -> bool:
         return not is_read_only(self._path.parent)
 
     async def run(self, action: Callable[[], T]) -> T:
-        def translated() -> T:
-            try:
-                with _translated_errors(self._path):
-                    return action()
-            except RunnerError as error:
-                if isinstance(error.__cause__, sqlite3.Error) and _primary(error.__cause__) == sqlite3.SQLITE_IOERR:
-                    # After a failed flush the kernel may call pages clean that never reached the disk: a second
-                    # commit would succeed and lie.
-                    self._refusal = error
-                raise
+        return await trio.to_thread.run_sync(self._translated, action, limiter=self._limiter)
 
-        return await trio.to_thread.run_sync(translated, limiter=self._limiter)
+    def _translated(self, action: Callable[[], T]) -> T:
+        try:
+            with _translated_errors(self._path):
+                return action()
+        except RunnerError as error:
+            if isinstance(error.__cause__, sqlite3.Error) and _primary(error.__cause__) == sqlite3.SQLITE_IOERR:
+                # After a failed flush the kernel may call pages clean that never reached the disk: a second
+                # commit would succeed and lie.
+                self._refusal = error
+            raise
 
     async def look(self, action: Callable[[Connection], T], key: Hashable = None) -> T:
         """Look by a second connection, which waits for no commit of the first, and without a thread, which costs more
@@ -245,6 +255,16 @@ def _version_by(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
+class _AtOnce(SqliteDatabase):
+    """A file of this host for a process that does nothing else: its methods never wait."""
+
+    async def run(self, action: Callable[[], T]) -> T:
+        return self._translated(action)
+
+    async def look(self, action: Callable[[Connection], T], key: Hashable = None) -> T:
+        return self._translated(lambda: action(self.connection))
+
+
 def place(url: str) -> Path:
     """Return the file that a URL names. Raises ``BadStoreUrl``."""
     path = url.removeprefix("sqlite://")
@@ -296,6 +316,17 @@ async def open_reader(path: Path, *, must_exist: bool = False) -> AsyncIterator[
         connection = await trio.to_thread.run_sync(partial(_open_to_read, path, stack, must_exist=must_exist))
         stack.enter_context(closing(connection))
         yield Reader(SqliteDatabase(connection, path, now_microseconds))
+
+
+@contextmanager
+def open_at_once(path: Path, *, must_exist: bool = False) -> Iterator[Reader]:
+    """Open the store like ``open_reader``, for a process that does nothing else meanwhile.
+
+    Methods of this reader never wait, so that there need be no loop, nor a thread beside it.
+    """
+    with ExitStack() as stack:
+        connection = stack.enter_context(closing(_open_to_read(path, stack, must_exist=must_exist)))
+        yield Reader(_AtOnce(connection, path, now_microseconds))
 
 
 def _open(path: Path, entropy: Callable[[int], bytes], stack: ExitStack, *, must_exist: bool) -> sqlite3.Connection:

@@ -32,13 +32,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def show(args: Namespace, settings: Settings, out: Output) -> None:
-    import trio
-
     from runner.cli.requests import repository_of_here
     from runner.core.clock import now_microseconds
     from runner.core.errors import UsageError, nearest
     from runner.core.sanitize import excerpt
-    from runner.ops.runs.history import STATES, RunFilter, filter_runs
+    from runner.ops.runs.history import STATES, RunFilter, filter_runs, filter_runs_at_once
 
     now = now_microseconds()
     if args.status is not None and args.status not in STATES:
@@ -48,9 +46,12 @@ def show(args: Namespace, settings: Settings, out: Output) -> None:
     limit = args.limit or (LINES if args.output == "text" else None)
     since = None if args.since is None else _moment(args.since, now)
     within = None if args.all else repository_of_here()
-    listing = trio.run(
-        filter_runs, settings, RunFilter(name=args.name, state=args.status, since=since, within=within, limit=limit)
-    )
+    wanted = RunFilter(name=args.name, state=args.status, since=since, within=within, limit=limit)
+    listing = filter_runs_at_once(settings, wanted)
+    if listing is None:
+        import trio
+
+        listing = trio.run(filter_runs, settings, wanted)
     if args.output == "json":
         out.json([_plain(listed) for listed in listing.runs])
     else:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path
-
-import trio
+from typing import TYPE_CHECKING
 
 from runner.artifacts.history import FILE, was_started
 from runner.core.clock import now_microseconds
@@ -19,7 +18,12 @@ from runner.core.nurseries import open_services
 from runner.core.settings import Settings
 from runner.lifecycle.liveness import BEAT
 from runner.ports.store import Reader, RunnerRow, Store
-from runner.store import open_reader, open_store
+from runner.store import open_at_once, open_reader, open_store
+
+if TYPE_CHECKING:
+    import trio
+else:
+    from runner.core import trio_later as trio
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STAT = Path("/proc/self/stat")
@@ -93,6 +97,11 @@ async def read_state(settings: Settings) -> AsyncIterator[Reader]:
     known = has_history(settings)
     async with open_reader(settings.store_url, must_exist=known) as opened:
         yield opened
+
+
+def read_state_at_once(settings: Settings) -> AbstractContextManager[Reader] | None:
+    """Open the store for reading without a loop; ``None`` where it is not a file of this host."""
+    return open_at_once(settings.store_url, must_exist=has_history(settings))
 
 
 def has_history(settings: Settings) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from runner.core.model import Reason, Status
 from runner.core.settings import Settings
 from runner.events.record import RunRecord, replay
 from runner.ops.host.liveness import is_lost
-from runner.ops.host.state import read_state
+from runner.ops.host.state import read_state, read_state_at_once
 from runner.ports.store import Reader, RunRow
 from runner.report.run_files import used
 
@@ -97,9 +98,27 @@ def is_within(row: RunRow, directory: Path) -> bool:
 async def filter_runs(settings: Settings, wanted: RunFilter) -> RunList:
     """List the matching runs, newest first."""
     async with read_state(settings) as store:
-        anywhere = await _read_rows(store, settings, wanted)
-        found = [row for row in anywhere if wanted.within is None or is_within(row, wanted.within)]
-        runs = [await _listed(row, store) for row in found[: wanted.limit]]
+        return await _filtered(store, settings, wanted)
+
+
+def filter_runs_at_once(settings: Settings, wanted: RunFilter) -> RunList | None:
+    """Do the same without a loop; ``None`` where the store is not a file of this host."""
+    opened = read_state_at_once(settings)
+    if opened is None:
+        return None
+    with opened as store:
+        work = _filtered(store, settings, wanted)
+        try:
+            work.send(None)
+        except StopIteration as end:
+            return cast("RunList", end.value)
+        raise AssertionError("this store waits")
+
+
+async def _filtered(store: Reader, settings: Settings, wanted: RunFilter) -> RunList:
+    anywhere = await _read_rows(store, settings, wanted)
+    found = [row for row in anywhere if wanted.within is None or is_within(row, wanted.within)]
+    runs = [await _listed(row, store) for row in found[: wanted.limit]]
     return RunList(runs, len(found) - len(runs), len(anywhere) - len(found))
 
 
