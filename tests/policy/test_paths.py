@@ -7,10 +7,11 @@ import re
 import time
 
 import pytest
+from wcmatch import fnmatch
 
 from runner.core.model import Verdict, Violation
 from runner.core.sanitize import printable_path
-from runner.policy.paths import PathPolicy, check_pattern, compose, fold, matcher
+from runner.policy.paths import PathPolicy, _regex, check_pattern, compose, fold, matcher
 
 DOCUMENTED = (
     "**/.env",
@@ -269,6 +270,14 @@ def test_no_accepted_pattern_takes_long_on_any_path(pattern: str, path: str) -> 
     assert judged.judge(path).rule == "not-allowed"
 
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("word", ["*.pem", ".env.*", "a-b_c", "*", "a**b", "..", "-", "*a*", "x.*.y", "+a", "a b"])
+def test_a_plain_word_is_translated_as_the_glob_library_does_it(word: str) -> None:
+    """Which is then not imported for it."""
+    translated = fnmatch.translate(word, flags=fnmatch.DOTMATCH | fnmatch.FORCEUNIX | fnmatch.BRACE)[0]
+
+    assert _regex(word).pattern == "|".join(translated)
 
 
 def test_following_names_down_a_tree_agrees_with_a_plain_reading_of_globs() -> None:
