@@ -155,8 +155,8 @@ def test_the_page_about_the_architecture_names_every_room() -> None:
 def loaded_by(*arguments: str) -> set[str]:
     """Modules in ``sys.modules`` after a command line has run."""
     code = (
-        "import sys\nfrom runner.cli.main import main\nfrom runner.cli.output import standard\n"
-        f"try:\n    main({list(arguments)!r}, standard())\nexcept SystemExit:\n    pass\n"
+        "import sys\nfrom runner.cli.main import entry\n"
+        f"sys.argv[1:] = {list(arguments)!r}\ntry:\n    entry()\nexcept SystemExit:\n    pass\n"
         "print('MODULES', *sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -189,8 +189,18 @@ def test_validate_imports_only_what_its_documents_need() -> None:
     """Text with plain lookups needs no jinja, a pattern without brackets and braces no wcmatch."""
     manifest = ROOT.parent / "manifests" / "quickstart" / "selftest.runner.yaml"
     rooms = {f"runner.{room}" for room in ("compiler", "engine", "git", "ports", "report", "store")}
+    kinds = {f"runner.manifest.kinds.{kind}" for kind in ("mcp_server", "network_set", "project")}
+    libraries = {"difflib", "wcmatch", "importlib.metadata"}
 
-    assert not loaded_by("validate", str(manifest)) & (HEAVY - {"pydantic", "ruamel"} | rooms | {"difflib", "wcmatch"})
+    assert not loaded_by("validate", str(manifest)) & (HEAVY - {"pydantic", "ruamel"} | rooms | kinds | libraries)
+
+
+def test_listing_the_runs_of_this_host_needs_a_database_and_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_HOME", str(tmp_path))
+
+    assert not loaded_by("runs", "list") & (HEAVY - {"sqlite3"})
 
 
 def test_importing_prints_nothing_and_makes_no_files(tmp_path: Path) -> None:

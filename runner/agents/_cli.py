@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from runner.core.last_line import last_line, tail
 from runner.core.model import Command, CommandStatus, Exit, Outcome, Reason, Status, Usage, failed, succeeded
+from runner.core.patterns import pattern
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
 from runner.ports.agent import AgentResult, AgentSetup, ModelAccess
@@ -202,7 +203,7 @@ def count(value: object, *keys: str) -> int:
     return found if isinstance(found, int) and found >= 0 else 0
 
 
-_STATUS = re.compile(r'(?:\bstatus:? |\bAPI Error:? |\(|"code": ?)(\d{3})\b', re.IGNORECASE)
+_STATUS = pattern(r'(?:\bstatus:? |\bAPI Error:? |\(|"code": ?)(\d{3})\b', re.IGNORECASE)
 _REASONS = {401: Reason.AUTH, 403: Reason.AUTH, 404: Reason.MODEL, 402: Reason.QUOTA, 429: Reason.QUOTA}
 
 

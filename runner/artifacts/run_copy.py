@@ -11,7 +11,6 @@ Names of files were chosen by agents, among others: an object's name has one onl
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from msgspec import Struct
 from runner.core import codec
 from runner.core.errors import ArtifactsDamaged
 from runner.core.home import PLAN_FILE
+from runner.core.patterns import pattern
 from runner.core.sanitize import excerpt
 from runner.ports.artifacts import MAX_OBJECT, ArtifactStore, is_name
 from runner.safefs.safe_open import open_beneath
@@ -36,9 +36,9 @@ CONTENTS = "contents.json"
 RUNS = "runs/"
 INPUTS = "incident"  # the folder with what the agent was told of an incident
 _AT_ONCE = 8  # objects that are on their way
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+_PLAIN = pattern(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _LONGEST = 400  # characters of a file's name that an object's has
-_PART = re.compile(r"([0-9a-f]{16})-([0-9a-f]{64})")
+_PART = pattern(r"([0-9a-f]{16})-([0-9a-f]{64})")
 
 
 class Part(Struct, frozen=True):

@@ -4,21 +4,22 @@ public. Nothing here resolves a name or dials.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from msgspec import Struct
+
+from runner.core.patterns import pattern
 
 WEB = (80, 443)  # ports of a rule that names none
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _TOP = r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
-RULE = re.compile(rf"(?:(?:{_LABEL}\.)*{_TOP}|\*\.(?:{_LABEL}\.)+{_TOP}|(?:{_OCTET}\.){{3}}{_OCTET})(?::{_PORT})?")
+RULE = pattern(rf"(?:(?:{_LABEL}\.)*{_TOP}|\*\.(?:{_LABEL}\.)+{_TOP}|(?:{_OCTET}\.){{3}}{_OCTET})(?::{_PORT})?")
 LONGEST = 253
-_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
-_NUMERIC = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
+_NAME = pattern(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
+_NUMERIC = pattern(r"(?:0x[0-9a-f]*|[0-9]+)")
 # RFC 6052, RFC 4380 and RFC 3056: an IPv4 address is reached through these.
 _NAT64 = ip_network("64:ff9b::/96")
 _TRANSLATED = (_NAT64, ip_network("64:ff9b:1::/48"), ip_network("2001::/32"), ip_network("2002::/16"))

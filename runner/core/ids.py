@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
+from runner.core.patterns import pattern
 
-NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # an RFC 1123 label
+NAME = pattern(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")  # an RFC 1123 label
 IMAGE_HINT = "a name such as `registry.example.org/team/agent:3`, with `@sha256:...`, or an id `sha256:...`"
 BRANCH_HINT = "letters, digits and `. _ - + @ # = ,` between slashes"
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-IMAGE = re.compile(
+IMAGE = pattern(
     rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{{0,253}}[A-Za-z0-9])?(?::[0-9]{{1,5}})?/)?{_PART}(?:/{_PART})*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?|sha256:[0-9a-f]{64}"
 )  # as docker has it
-_OBJECT = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-_BRANCH = re.compile(r"[\w#][\w.+@#=,-]*(?:/[\w#][\w.+@#=,-]*)*")
+_OBJECT = pattern(r"(?=.{1,253}$)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_COMMIT = pattern(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_BRANCH = pattern(r"[\w#][\w.+@#=,-]*(?:/[\w#][\w.+@#=,-]*)*")
 _BRANCH_BYTES = 200  # a ref is a file with ``.lock`` beside it
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: no i, l, o, u
 

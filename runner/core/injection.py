@@ -11,12 +11,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from runner.core.patterns import pattern
+
 TLS_PORT = 443  # of an injection that names none
-REQUEST_RULE = re.compile(r"(?:[A-Z]{3,20} )?/[!-~]*")
-_ENCODED = re.compile(r"%([0-9A-Fa-f]{2})")
+REQUEST_RULE = pattern(r"(?:[A-Z]{3,20} )?/[!-~]*")
+_ENCODED = pattern(r"%([0-9A-Fa-f]{2})")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-_SEGMENT_END = re.compile(r"/|\\|%2F|%5C")
-_WILD = re.compile(r"(\*\*|\*)")
+_SEGMENT_END = pattern(r"/|\\|%2F|%5C")
+_WILD = pattern(r"(\*\*|\*)")
 
 
 class Injection(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from typing import IO, Literal
 from urllib.parse import quote_from_bytes
 
 from runner.core.errors import UnfitSecret
+from runner.core.patterns import pattern
 
 SHORTEST = 6  # bytes of a secret
 MOST_JUNK = 1024  # bytes of white space and codes in the beginning of a secret that more text may follow
@@ -44,40 +45,40 @@ _BLOCK = 1 << 16  # bytes searched at a time
 _BEGINNING = 4  # bytes of a form that are looked for at the end of a text before the form is compared
 _SPACE = b" \t\r\n\v\f\0"
 _CODE = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2048}(?:\x07|\x1b\\)|[()][0-9A-Za-z]|[=>78MDEHc])"
-_CODES = re.compile(_CODE)
+_CODES = pattern(_CODE)
 _PART = rb"\[[0-?]{0,64}[ -/]{0,8}"  # of a code whose end is to come
-_HALF_CODE = re.compile(rb"\x1b(?:" + _PART + rb"|\][^\x07\x1b]{0,2048}\x1b?|[()])?\Z")
-_JUNK = re.compile(rb"(?:[ \t\r\n\v\f\0]|" + _CODE + rb")+")
+_HALF_CODE = pattern(rb"\x1b(?:" + _PART + rb"|\][^\x07\x1b]{0,2048}\x1b?|[()])?\Z")
+_JUNK = pattern(rb"(?:[ \t\r\n\v\f\0]|" + _CODE + rb")+")
 _ESCAPE = rb"\\\\*(?:u001[bB]|x1[bB])"
 _BEHIND_ONE = rb"(?:[nrt]|u00(?:0[09aAdD]|20)|x(?:0[09aAdD]|20)|(?:u001[bB]|x1[bB])(?:\[[0-?]*[ -/]*[@-~])?)"
 _CODED = rb"(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|U([0-9a-fA-F]{8}))"
-_BEHIND = re.compile(_BEHIND_ONE + rb"|" + _CODED)
+_BEHIND = pattern(_BEHIND_ONE + rb"|" + _CODED)
 # All backslashes of a row, from its first on, or a long row would be looked through from each. One literal comes first,
 # by which a text is searched fast; that at the end of a terminal's code begins no row.
 _ROW = rb"\\(?<!(?<!\x1b)\\\\)\\*"
 _ESCAPED = _ROW + _BEHIND_ONE
-_HALF_ESCAPE = re.compile(
+_HALF_ESCAPE = pattern(
     rb"(?<!\x1b)\\+(?:u(?:[0-9a-fA-F]{0,3}|\{[0-9a-fA-F]{0,6})|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?)?\Z|"
     + _ESCAPE
     + rb"(?:"
     + _PART
     + rb")?\Z"
 )
-_ENTITIES = re.compile(rb"&(?:amp;)*(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([A-Za-z]{2,8}[0-9]{0,2}));")
-_HALF_ENTITY = re.compile(rb"&(?:amp;)*(?:#[0-9]{0,7}|#[xX][0-9a-fA-F]{0,6}|[A-Za-z]{1,8}[0-9]{0,2})?\Z")
-_PERCENTED = re.compile(rb"%(?:25)*([0-9a-fA-F]{2})")
-_HALF_PERCENT = re.compile(rb"%(?:25)*[0-9a-fA-F]?\Z")
-_ONLY_SPACE = re.compile(rb"[ \t\r\n\v\f\0]+")
-_WRITTEN = re.compile(  # a mark behind a backslash is taken with it; of a letter nobody knows whether it is
+_ENTITIES = pattern(rb"&(?:amp;)*(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([A-Za-z]{2,8}[0-9]{0,2}));")
+_HALF_ENTITY = pattern(rb"&(?:amp;)*(?:#[0-9]{0,7}|#[xX][0-9a-fA-F]{0,6}|[A-Za-z]{1,8}[0-9]{0,2})?\Z")
+_PERCENTED = pattern(rb"%(?:25)*([0-9a-fA-F]{2})")
+_HALF_PERCENT = pattern(rb"%(?:25)*[0-9a-fA-F]?\Z")
+_ONLY_SPACE = pattern(rb"[ \t\r\n\v\f\0]+")
+_WRITTEN = pattern(  # a mark behind a backslash is taken with it; of a letter nobody knows whether it is
     _ESCAPED + rb"|\\\\*(?:" + _CODED + rb"|([!-/:-@\[\]-`{-~]))|\\\\*"
 )
 _ADDRESS = rb"(?:\r?\n|\\{1,16}n)[ \t]{0,16}[0-9a-fA-F]{6,16}:?[ \t]{1,4}"
-_DUMP = re.compile(rb"0000(?<![0-9a-fA-F]0000)[0-9a-fA-F]{2,12}:?[ \t]{1,4}[0-9a-fA-F]{2,8}[ \t]")
+_DUMP = pattern(rb"0000(?<![0-9a-fA-F]0000)[0-9a-fA-F]{2,12}:?[ \t]{1,4}[0-9a-fA-F]{2,8}[ \t]")
 _DUMPED = (  # between the bytes of two lines, and between their characters
     rb"(?:[ \t]{0,48}[|>][^\r\n]{1,64}?[|<]|[ \t]{2,48}[^\r\n]{1,40}?)?" + _ADDRESS,
     rb"[|<]?" + _ADDRESS + rb"(?:[0-9a-fA-F]{2,8}[ \t]{1,2}){1,16}[ \t]{0,48}[|>]?",
 )
-_BETWEEN_LINES = [re.compile(between + rb"|" + _JUNK.pattern) for between in _DUMPED]
+_BETWEEN_LINES = [pattern(between + rb"|" + _JUNK.pattern) for between in _DUMPED]
 _LINE_OF_DUMP = 120  # bytes, at most
 
 # How much of a form a filter needs: its fewest bytes, the piece's size as a type, and which of those are sampled.

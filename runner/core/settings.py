@@ -19,13 +19,14 @@ from msgspec import Struct
 from runner.core.errors import UsageError
 from runner.core.home import STATE_FILE
 from runner.core.ids import IMAGE_HINT, is_image
+from runner.core.patterns import pattern
 from runner.core.sanitize import sanitize
 
 # Compiled at their first use: most commands are started without any of them.
 _SIZE = r"(\d{1,15})([KMGT]?)(i?[bB]?)"
 _CPU = r"(\d{1,6}(?:\.\d{1,3})?)(m?)"
 _DURATION = r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,8})m)?(?:(\d{1,9})s)?"
-_TOKEN = re.compile(
+_TOKEN = pattern(
     r"([A-Za-z0-9.-]+(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?)=(?:env:([A-Za-z_]\w*)|file:(/.+))", re.ASCII
 )
 

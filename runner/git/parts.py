@@ -24,6 +24,7 @@ from trio.from_thread import check_cancelled
 
 from runner.core.codec import decode, encode
 from runner.core.errors import BadSource, BadUrl, HostileTree, RemoteOverLimit, UnknownCommit, Untrusted
+from runner.core.patterns import pattern
 from runner.core.sanitize import printable_path, sanitize
 from runner.git import disk, source
 from runner.git.tree import EXECUTABLE, FILE, GITLINK
@@ -40,11 +41,11 @@ LIST_BYTES = 1 << 20
 LEAST_POINTER, MOST_POINTER = 120, 1024  # bytes
 
 _RECORD = "parts.json"
-_POINTER = re.compile(
+_POINTER = pattern(
     rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize ([1-9][0-9]{0,17})\n"
 )
-_TOP = re.compile(r"[a-z]+://[^/]+|[^/:]+")  # of a URL: all before its path
-_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
+_TOP = pattern(r"[a-z]+://[^/]+|[^/:]+")  # of a URL: all before its path
+_NAME = pattern(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
 
 
 class Link(Struct, frozen=True):

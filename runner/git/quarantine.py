@@ -7,12 +7,12 @@ with limits of memory and bytes, and the bundle's header is compared with its co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from runner.core.errors import HostileTree, RemoteOverLimit
 from runner.core.ids import is_commit_id
+from runner.core.patterns import pattern
 from runner.core.sanitize import printable_path
 from runner.git._run import ProcessLimits
 from runner.git.commands import GitCommands
@@ -25,7 +25,7 @@ MAX_LINK_BYTES = 4096  # bytes of a link's
 _MEMORY = 4 << 30
 _LISTING = 64 << 20  # bytes that git may print of a tree, which can name itself many times
 _PACK = 512 << 20
-_HEADER = re.compile(
+_HEADER = pattern(
     rb"# v(?:2|3) git bundle\n(?:@object-format=(?:sha1|sha256)\n)?(?:-[0-9a-f]{40,64} [^\n]*\n)*"
     rb"([0-9a-f]{40,64}) HEAD\n\n"
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -10,14 +9,15 @@ from pydantic.config import JsonDict
 
 from runner.core.hosts import RULE
 from runner.core.injection import REQUEST_RULE, TLS_PORT, Injection, canonical_path
+from runner.core.patterns import pattern
 from runner.manifest.kinds._fields import Fault, Faults, Shape, VariableName, matching
 from runner.manifest.secret_source import SecretSource
 
 _KINDS = ("bearer", "basic", "header")
 _NULL: JsonDict = {"type": "null"}
-_EXACT = re.compile(r"(?!\*)" + RULE.pattern)
-_HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
-_USER = re.compile(r"[^\x00-\x20\x7f:]{1,128}")
+_EXACT = pattern(r"(?!\*)" + RULE.pattern)
+_HEADER = pattern(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+_USER = pattern(r"[^\x00-\x20\x7f:]{1,128}")
 # What a credential cannot be: how long a request is, for whom, and how it is sent on.
 _RESERVED = {"host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "expect"}
 

@@ -41,6 +41,7 @@ from runner.core.errors import (
     RunnerError,
     UnreadableManifest,
 )
+from runner.core.patterns import pattern
 from runner.core.sanitize import excerpt
 from runner.manifest import STDIN
 
@@ -52,28 +53,28 @@ _NODE_BYTES = 8  # that a value takes besides its text, roughly
 
 # All but YAML's printable characters, and those of them that are a line break to some readers only. The complement of
 # what is printable would take 5 ms to compile.
-_UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-_MARKER = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
-_PREAMBLE = re.compile(r"(?:[ \t]*(?:#.*)?\n|%.*\n)*")  # what may stand before a first marker
+_UNPRINTABLE = pattern("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+_MARKER = pattern(r"^---(?=\s|\Z)", re.MULTILINE)
+_PREAMBLE = pattern(r"(?:[ \t]*(?:#.*)?\n|%.*\n)*")  # what may stand before a first marker
 
 _PLAIN, _QUOTED = Tag(suffix="plain"), Tag(suffix="quoted")  # how a node without a tag is written; told by identity
-_BARE_TAG = re.compile(r"(?:&[^\s\[\]{},]+[ \t]+)?!(?!\S)")
+_BARE_TAG = pattern(r"(?:&[^\s\[\]{},]+[ \t]+)?!(?!\S)")
 _CONSTANTS: dict[str, object] = (
     dict.fromkeys(("", "~", "null", "Null", "NULL"))
     | dict.fromkeys(("true", "True", "TRUE"), True)
     | dict.fromkeys(("false", "False", "FALSE"), False)
 )
-_NUMBER = re.compile(
+_NUMBER = pattern(
     r"(?P<whole>[-+]?[0-9]+)|(?P<other>0o[0-7]+|0x[0-9a-fA-F]+)"
     r"|(?P<infinite>[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
     r"|[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 )
-_LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
+_LEADING_ZERO = pattern(r"[-+]?0[0-9]")
 
 # libyaml reads YAML 1.1, where an unquoted `https://x`, `a?b` or `a ? b` in brackets is an error. Inside such words,
 # but neither in a tag nor in a directive, these characters are swapped for private ones of the same width while libyaml
 # looks at them. So is a tab at the start of a line that holds nothing else.
-_INSIDE_WORD = re.compile(
+_INSIDE_WORD = pattern(
     r"""[!%\t:?](?:(?<=(?<![^\s\[{,])!)(?:<[^\s>]*>)?[^\s\[\]{},]*|(?<=^%).*|(?<=^\t)[ \t]*(?=\#|$)"""
     r"""|(?<=[^\s"'\[\]{},]:)(?=[^\s\[\]{},])|(?<=[^\s"'\[\]{},]\?)|(?<=\?)(?=[^\s\[\]{},])|(?<=[ \t]\?))""",
     re.MULTILINE,
@@ -84,17 +85,17 @@ _SWAP_BACK = {0xE000: ":", 0xE001: "?"}
 
 # JSON writes what is beyond 16 bits as two escapes, halves that libyaml knows nothing of. They are swapped likewise,
 # for two in the private area; of other than double quotes the text itself is swapped back.
-_PAIR = re.compile(r"(?<!\\)((?:\\\\)*\\u)([dD])([89abAB][0-9a-fA-F]{2}\\u)([dD])(?=[c-fC-F][0-9a-fA-F]{2})")
-_PAIR_BACK = re.compile(r"(\\u)([eE])([89abAB][0-9a-fA-F]{2}\\u)([eE])(?=[c-fC-F][0-9a-fA-F]{2})")
-_HALVES = re.compile("([\ue800-\uebff])([\uec00-\uefff])")
-_PRIVATE = re.compile(r"[\ue000\ue001]|\\(?:u|U0000)[eE]00[01]")
-_PRIVATE_HALF = re.compile(r"[\ue800-\uefff]|\\(?:u|U0000)[eE][89a-fA-F]")
+_PAIR = pattern(r"(?<!\\)((?:\\\\)*\\u)([dD])([89abAB][0-9a-fA-F]{2}\\u)([dD])(?=[c-fC-F][0-9a-fA-F]{2})")
+_PAIR_BACK = pattern(r"(\\u)([eE])([89abAB][0-9a-fA-F]{2}\\u)([eE])(?=[c-fC-F][0-9a-fA-F]{2})")
+_HALVES = pattern("([\ue800-\uebff])([\uec00-\uefff])")
+_PRIVATE = pattern(r"[\ue000\ue001]|\\(?:u|U0000)[eE]00[01]")
+_PRIVATE_HALF = pattern(r"[\ue800-\uefff]|\\(?:u|U0000)[eE][89a-fA-F]")
 _TWINS = str.maketrans("dDeE", "eEdD")
 
 _QUOTE = "put the value in quotes"
 _BLOCK = "mapping values are not allowed in this context"
 _OF_INDENTATION = frozenset({_BLOCK, "did not find expected key"})
-_FIELD = re.compile(r"( *)(?:- +)?([^\s:#'\"{}\[\],]+)(?=:(?:\s|$))")
+_FIELD = pattern(r"( *)(?:- +)?([^\s:#'\"{}\[\],]+)(?=:(?:\s|$))")
 _SYNTAX_HINTS = {
     _BLOCK: "put a value that holds `: ` in quotes",
     "did not find expected ',' or '}'": "close the `{` with `}`, and put a comma behind each field",

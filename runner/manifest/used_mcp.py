@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ from pydantic.config import JsonDict
 
 from runner.core.hosts import LONGEST, RULE
 from runner.core.ids import NAME
+from runner.core.patterns import pattern
 from runner.core.sanitize import excerpt
 from runner.manifest.injection import SentSecret
 from runner.manifest.kinds._fields import FORM, Fault, Faults, Shape, Word, no_repeats
@@ -19,7 +19,7 @@ from runner.manifest.kinds._fields import FORM, Fault, Faults, Shape, Word, no_r
 MOST = 20  # servers of an agent, each of which has a sandbox
 _WORD, _BLOCK = FORM + "name", FORM + "server"
 _HERE = r"http://(?:127\.0\.0\.1|localhost)(?::[1-9][0-9]{0,4})?"  # as for model providers: TLS, but for this host
-_URL = re.compile(rf"(?:https://(?!\*){RULE.pattern}|{_HERE})(?:/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?")
+_URL = pattern(rf"(?:https://(?!\*){RULE.pattern}|{_HERE})(?:/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?")
 
 
 def _server_name(text: str) -> str:

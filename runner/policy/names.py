@@ -9,11 +9,11 @@ are names like any other: nothing else is mistaken for them.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
+from runner.core.patterns import pattern
 from runner.policy.paths import fold
 
 NAME_BYTES = 255
@@ -24,10 +24,10 @@ Kind = Literal["file", "link", "directory"]
 # A name as NTFS reads it ends before dots, spaces and the name of a stream, and `\` divides it. As git reads it for
 # HFS+, it ends before bytes that are no text.
 _END = r"(?:[. ]*(?::[^/\\]*)?[/\\]|[\udc80-\udcff\ufffe\uffff])"
-_AS_GIT = re.compile(rf"[/\\](?:\.git|git~1){_END}")
+_AS_GIT = pattern(rf"[/\\](?:\.git|git~1){_END}")
 _SHORT = r"(?:gi7{0}~[1-9]|gi7{1}~[1-9]\d|gi7{2}~[1-9]\d\d|gi7~[1-9]\d{{3}})"  # that NTFS makes when there are many
-_AS_GITMODULES = re.compile(rf"[/\\](?:\.gitmodules|gitmod~[1-4]|{_SHORT.format('eba', 'eb', 'e')}){_END}")
-_AS_GITATTRIBUTES = re.compile(rf"[/\\](?:\.gitattributes|gitatt~[1-4]|{_SHORT.format('d29', 'd2', 'd')}){_END}")
+_AS_GITMODULES = pattern(rf"[/\\](?:\.gitmodules|gitmod~[1-4]|{_SHORT.format('eba', 'eb', 'e')}){_END}")
+_AS_GITATTRIBUTES = pattern(rf"[/\\](?:\.gitattributes|gitatt~[1-4]|{_SHORT.format('d29', 'd2', 'd')}){_END}")
 # Code points that HFS+ drops from names: `.g<U+200C>it` is `.git` there.
 _DROPPED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
 

@@ -7,10 +7,10 @@ two.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from runner.core.errors import Place, RunnerError, in_order
+from runner.core.patterns import pattern
 from runner.core.sanitize import excerpt
 from runner.report.format import columns
 
@@ -18,7 +18,7 @@ COLUMNS = 160  # of a shown source line, gutter and all
 MESSAGE = 4096  # characters of a message or hint
 TAB = 4
 _CUT = "..."
-_USERINFO = re.compile(r"(?<=://)[^\s/@'\"]+@")  # which may hold a password
+_USERINFO = pattern(r"(?<=://)[^\s/@'\"]+@")  # which may hold a password
 
 _RESET, _BOLD, _RED, _YELLOW, _BLUE = "\x1b[0m", "\x1b[1m", "\x1b[1;31m", "\x1b[1;33m", "\x1b[34m"
 

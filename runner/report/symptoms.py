@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_NETWORK = re.compile(
+from runner.core.patterns import pattern
+
+_NETWORK = pattern(
     r"Could not resolve|Temporary failure (?:in name resolution|resolving)|Name or service not known|getaddrinfo"
     r"|ENOTFOUND|EAI_AGAIN|Network is unreachable|ENETUNREACH|No matching distribution found|no such host"
     r"|failed to lookup address|unable to access 'https?:|server misbehaving|connect: cannot assign requested address"
 )
-_PROGRAM = re.compile(
+_PROGRAM = pattern(
     r"(?P<bash>[\w./+-]+): command not found|: (?:line )?\d+: (?P<dash>[\w./+-]+): not found"
     r"|\bsh: (?P<busybox>[\w./+-]+): not found|spawn (?P<node>[\w./+-]+) ENOENT"
     r"|env: [\u2018'\"`]?(?P<env>[\w.+-]+)[\u2019'\"`]?: No such file"
     r"|make(?:\[\d+\])?: (?P<make>[\w.+-]+): No such file|_execute_child[\s\S]*directory: '(?P<python>[^']+)'"
 )
-_MODULE = re.compile(
+_MODULE = pattern(
     r"No module named '?(?P<python>[\w.]+)|Cannot find (?:module|package) '(?P<node>[^'./][^']*)'"
     r"|cannot load such file -- (?P<ruby>\S+)"
 )

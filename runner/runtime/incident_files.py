@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from runner.core.errors import HostRefused
+from runner.core.patterns import pattern
 from runner.core.sanitize import sanitize
 from runner.runtime.exec import LogFile
 from runner.safefs import trees
@@ -25,7 +26,7 @@ from runner.safefs.safe_open import open_directory
 PROMPT = "prompt-sent.md"
 LOGS = ("agent-session.tar.gz", "agent-commands-executed.log")  # of a run's own logs those that go there
 
-_LOG = re.compile(r"triage_.+_(\d{8}_\d{6})(?:-(\d{1,6}))?\.log")
+_LOG = pattern(r"triage_.+_(\d{8}_\d{6})(?:-(\d{1,6}))?\.log")
 
 
 def open_log(directory: Path, agent: str, moment: int) -> LogFile:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 
 from runner.core.errors import SubRunnerContract
+from runner.core.patterns import pattern
 from runner.core.sanitize import sanitize
 
-_TOKEN = re.compile(
+_TOKEN = pattern(
     r"""
       (?P<blank>[ \t]+)
     | (?P<plain>[^\x00- \x7f\\'";&|<>()$`*?\[\]{}!]+)
@@ -23,8 +24,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-_IN_DOUBLE_QUOTES = re.compile(r'\\([\\"$`])')
-_ANSI_PART = re.compile(
+_IN_DOUBLE_QUOTES = pattern(r'\\([\\"$`])')
+_ANSI_PART = pattern(
     r"""
       (?P<text>[^\\]+)
     | \\ (?: (?P<letter>[ntrabEfv\\'"]) | (?P<octal>[0-7]{1,3}) | x(?P<hex>[0-9A-Fa-f]{1,2})
@@ -37,8 +38,8 @@ _LETTERS = {
     "\\": b"\\", "'": b"'", '"': b'"',
 }  # fmt: skip
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
-_TILDE = re.compile(r"[=:]~")
+_ASSIGNMENT = pattern(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_TILDE = pattern(r"[=:]~")
 _MEANINGS = (
     (";&|()", "an operator"),
     ("<>", "a redirection"),

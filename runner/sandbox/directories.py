@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -23,6 +22,7 @@ from msgspec.structs import asdict, replace
 from runner.core.errors import CleanUpIncomplete, PlatformError, ProtectedLink, ProviderFailed, WorkspaceLost
 from runner.core.home import PROJECTS, SANDBOXES, workspace_directory
 from runner.core.model import DEFAULT_PROJECT, Handle, Limits
+from runner.core.patterns import pattern
 from runner.ports.provider import WorkspaceRequest
 from runner.safefs import trees
 from runner.safefs.safe_open import open_linkless
@@ -30,7 +30,7 @@ from runner.sandbox.idmapped_mounts import why_no_idmap
 from runner.sandbox.volumes import Volume, Volumes, make_template, why_no_volumes
 
 PRIVATE = ("home", "tmp", "output", "runner")
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID = pattern(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class WorkspaceDirectories:

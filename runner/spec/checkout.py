@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from runner.core.errors import BadUrl
 from runner.core.model import Checkout
+from runner.core.patterns import pattern
 from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
 
@@ -20,12 +21,12 @@ _USER = r"[A-Za-z0-9_][\w.-]*"
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
 _PATH = r"(?!-)[\w~+@=,.-]+(?:/[\w~+@=,.-]+)*/?"
 _PORT = r"(?::[0-9]{1,5})?"
-_URL = re.compile(
+_URL = pattern(
     rf"https://{_HOST}{_PORT}/{_PATH}|ssh://(?:{_USER}@)?{_HOST}{_PORT}/{_PATH}|(?:{_USER}@)?{_HOST}:/?{_PATH}",
     re.ASCII,
 )
-_USER_ONLY = re.compile(r"(?:ssh://)?[^/@:]*@", re.IGNORECASE)
-_USER_AND_PASSWORD = re.compile(r"[^/@]*:[^/]+@")
+_USER_ONLY = pattern(r"(?:ssh://)?[^/@:]*@", re.IGNORECASE)
+_USER_AND_PASSWORD = pattern(r"[^/@]*:[^/]+@")
 _URL_CHARACTERS = 2000
 SECRET_IN_URL = "a URL holds no user name or password, since everyone sees it"
 

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from runner.core.errors import BadTemplate, Place, nearest
+from runner.core.patterns import pattern
 from runner.core.sanitize import excerpt
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 MAX_RESULT = 8 << 20  # characters; a prompt of 5 MiB is a real one
 
 # NUL ends words of commands and variables, and half of a surrogate pair has no bytes.
-_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+_UNUSABLE = pattern("[\0\ud800-\udfff]")
 
 # All that most templates hold. Text and such lookups are filled without jinja, which takes 50 ms to import.
-_LOOKUP = re.compile(r"\{\{ *([A-Za-z]\w*(?:\.[A-Za-z]\w*)+) *\}\}", re.ASCII)
+_LOOKUP = pattern(r"\{\{ *([A-Za-z]\w*(?:\.[A-Za-z]\w*)+) *\}\}", re.ASCII)
 
-_NAMES = re.compile(r"\{\{\s*([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)", re.ASCII)  # that a template begins with
+_NAMES = pattern(r"\{\{\s*([A-Za-z]\w*(?:\.[A-Za-z]\w*)*)", re.ASCII)  # that a template begins with
 
 _KEPT = 5_000  # templates that are not parsed again: most runs share those of their agent type
 _FILTERS = ("default", "join", "lower", "tojson", "trim", "upper")

@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from runner.core.patterns import pattern
+
 SECONDS = 30.0  # how long the script may take: "execution is limited to 30 seconds timeout", says the triage document
 MAX_BYTES = 192 << 10  # of the script's output that are kept from its beginning; ten times what a prompt takes
 MAX_HEADLINE = 200  # characters
 
 # Of a terminal's codes: CSI, then the strings (OSC, DCS, SOS, PM, APC) up to their end, then the short ones.
-_CODES = re.compile(
+_CODES = pattern(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]?"
 )
-_NEW_LINES = re.compile("\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
-_BLANK = re.compile(r"\n{3,}")
-_RADIUS = re.compile(r"^blast radius: (\S+)", re.MULTILINE)
-_SYMPTOM = re.compile(r"^1\. +(.+)$", re.MULTILINE)
+_NEW_LINES = pattern("\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
+_BLANK = pattern(r"\n{3,}")
+_RADIUS = pattern(r"^blast radius: (\S+)", re.MULTILINE)
+_SYMPTOM = pattern(r"^1\. +(.+)$", re.MULTILINE)
 
 
 def cleaned(output: bytes) -> str:

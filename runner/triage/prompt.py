@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
+from runner.core.patterns import pattern
 from runner.triage.budget import CHARACTERS, MOST, tokens
 
 TAGS: Mapping[str, str] = {
@@ -29,8 +30,8 @@ _DRAFT, _COMMANDS, _COMMAND, _LAST_WORDS = 10_000, 4_500, 400, 1_000
 
 # The beginning of something that a model could take for one of the tags, whatever stands between `<` and the name.
 # For folded text.
-_TAG = re.compile(rf"<(?=[^A-Za-z0-9<>]{{0,64}}(?:{'|'.join((*TAGS.values(), _ATTEMPT))}))", re.IGNORECASE)
-_BOUNDARY = re.compile(r"[0-9a-f]{16,64}")
+_TAG = pattern(rf"<(?=[^A-Za-z0-9<>]{{0,64}}(?:{'|'.join((*TAGS.values(), _ATTEMPT))}))", re.IGNORECASE)
+_BOUNDARY = pattern(r"[0-9a-f]{16,64}")
 
 
 class Preloaded(Struct, frozen=True):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
+from runner.core.patterns import pattern
 from runner.triage.sections import section
 
 PLACES = ("/incident/", "/output/", "/workspace/", "/skills/")
@@ -21,20 +22,20 @@ PROGRAMS = ("kubectl", "oc", "helm")  # whose claims are compared: other things 
 
 _PATH = r"(?P<path>/?(?:[\w@+=-][\w.@+=-]*/)*[\w@+=-][\w.@+=-]*\.[A-Za-z]\w{0,9})"
 _LINES = r"(?P<lines>\d{1,9}(?:-\d{1,9})?(?:, ?\d{1,9}(?:-\d{1,9})?)*)"
-_ALONE = re.compile(rf"`{_PATH}:{_LINES}`(?:[:,]? ?[\"\u201c](?P<quote>[^\"\u201c\u201d`\n]{{3,400}})[\"\u201d])?")
-_INSIDE = re.compile(rf"(?<![\w/.:@+=-]){_PATH}:{_LINES}(?![\w:.]*\w)")
+_ALONE = pattern(rf"`{_PATH}:{_LINES}`(?:[:,]? ?[\"\u201c](?P<quote>[^\"\u201c\u201d`\n]{{3,400}})[\"\u201d])?")
+_INSIDE = pattern(rf"(?<![\w/.:@+=-]){_PATH}:{_LINES}(?![\w:.]*\w)")
 _WIDEST = 4_000  # characters of a line that are looked at
-_FENCE = re.compile(r"^ {0,3}(```|~~~)")
-_SPAN = re.compile(r"`([^`\n]{3,2000})`")
-_NOT_RUN = re.compile(r"not run|refused|denied|could not|never", re.IGNORECASE)
-_WORDS = re.compile(r"[^\s;|&()`'\"\\$=]+")
-_HOLES = re.compile(r"\.\.\.|\u2026|<[^>]*>|\{[^}]*\}|\b[A-Z][A-Z_]+\b")  # what a report leaves open
+_FENCE = pattern(r"^ {0,3}(```|~~~)")
+_SPAN = pattern(r"`([^`\n]{3,2000})`")
+_NOT_RUN = pattern(r"not run|refused|denied|could not|never", re.IGNORECASE)
+_WORDS = pattern(r"[^\s;|&()`'\"\\$=]+")
+_HOLES = pattern(r"\.\.\.|\u2026|<[^>]*>|\{[^}]*\}|\b[A-Z][A-Z_]+\b")  # what a report leaves open
 _KINDS = {
     "po": "pod", "deploy": "deployment", "rs": "replicaset", "sts": "statefulset", "ds": "daemonset", "svc": "service",
     "ev": "event", "no": "node", "ns": "namespace", "cm": "configmap", "ep": "endpoint", "ing": "ingress",
     "pvc": "persistentvolumeclaim", "pv": "persistentvolume", "hpa": "horizontalpodautoscaler",
 }  # fmt: skip
-_CUT = re.compile(r"\.\.\.|\u2026")
+_CUT = pattern(r"\.\.\.|\u2026")
 
 
 class Reference(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from runner.core.patterns import pattern
+
 # What a report is asked to have, and without which it is none: a report may do without a timeline.
 HEADINGS = (
     "Summary",
@@ -23,17 +25,17 @@ HEADINGS = (
 SECTIONS = tuple(title for title in HEADINGS if title != "Timeline")
 SYNONYMS = {"impact": "blast radius"}
 
-_HEADING = re.compile(r" {0,3}(#{1,6})[ \t]+(.*)")
-_FENCE = re.compile(r" {0,3}(```|~~~)")
-_COMMENT = re.compile(r"<!--[^>]*-->")
-_CONTENT = re.compile(r"[A-Za-z0-9]|[^\x00-\x7f]")
-_NUMBER = re.compile(r"^[0-9]+(\.[0-9]+)*[.):]? (- )?")
+_HEADING = pattern(r" {0,3}(#{1,6})[ \t]+(.*)")
+_FENCE = pattern(r" {0,3}(```|~~~)")
+_COMMENT = pattern(r"<!--[^>]*-->")
+_CONTENT = pattern(r"[A-Za-z0-9]|[^\x00-\x7f]")
+_NUMBER = pattern(r"^[0-9]+(\.[0-9]+)*[.):]? (- )?")
 
 
 def known_as(title: str) -> str:
     """Normalise a title: without case, number, emphasis, closing marks and colon, and synonyms as their title."""
     words = re.sub(r"[ \t]+", " ", re.sub(r"[*_`]", "", title).rstrip(" \t#")).strip(" ").casefold()
-    words = re.sub(_NUMBER, "", words).removesuffix(":").rstrip(" ")
+    words = _NUMBER.sub("", words).removesuffix(":").rstrip(" ")
     return SYNONYMS.get(words, words)
 
 

@@ -15,6 +15,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from runner.core.ids import IMAGE, is_image
+from runner.core.patterns import pattern
 from runner.core.sanitize import excerpt
 from runner.core.settings import parse_cpus, parse_disk, parse_duration, parse_memory, parse_size
 
@@ -148,11 +149,11 @@ def matching(pattern: re.Pattern[str], words: str, **more: Any) -> tuple[AfterVa
     return AfterValidator(check), Field(json_schema_extra={"pattern": f"^(?:{pattern.pattern})$"}, **more)
 
 
-_TOOLCHAIN = re.compile(r"/[^\0]*|[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-_MODEL = re.compile(r"[A-Za-z0-9@][A-Za-z0-9@._:/+\[\]-]{0,199}")  # a gateway takes no longer one
-_TOOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_SKILL = re.compile(r"(?=.{1,64}$)[a-z0-9]+(-[a-z0-9]+)*")
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_TOOLCHAIN = pattern(r"/[^\0]*|[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_MODEL = pattern(r"[A-Za-z0-9@][A-Za-z0-9@._:/+\[\]-]{0,199}")  # a gateway takes no longer one
+_TOOL = pattern(r"[A-Za-z][A-Za-z0-9_]*")
+_SKILL = pattern(r"(?=.{1,64}$)[a-z0-9]+(-[a-z0-9]+)*")
+_LABEL = pattern(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def _word(text: str) -> str:
@@ -167,7 +168,7 @@ def _variable_name(text: str) -> str:
     return text
 
 
-_VARIABLE = re.compile(r"(?!RUNNER_)[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = pattern(r"(?!RUNNER_)[A-Za-z_][A-Za-z0-9_]*")
 
 Text = Annotated[str, Field(min_length=1)]
 Duration = Annotated[
