@@ -80,7 +80,9 @@ def render_comparison(accounts: Sequence[Account]) -> str:
 
 
 def _bars(record: RunRecord) -> Mapping[str, tuple[str, str]]:
-    """Return start and length of each step that has ended, in percent of the run."""
+    """Return start and length of each step, in percent of the run; none before that has ended, and so has a length."""
+    if record.ended is None:
+        return {}
     ends = [step.ended for step in record.steps.values() if step.ended is not None]
     whole = max(1, max(ends, default=0) - record.started)
     return {
