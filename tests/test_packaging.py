@@ -28,6 +28,7 @@ UV = str(Path(sys.executable).with_name("uv"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 E_MACHINE = {"x86_64": 62, "aarch64": 183}  # of ELF
 STRANGER = re.compile(r"(pip|pipx|tool) (install|upgrade)( -\S+)* runner\b")
+COMMAND = "from runner.__main__ import entry; sys.exit(entry())"
 UNREACHABLE = 2  # uv's exit status when the index does not answer; 1 when it has no such wheels
 
 
@@ -160,11 +161,14 @@ def test_the_pythons_that_are_named_are_the_ones_that_have_wheels() -> None:
     assert (named, project["requires-python"]) == (PYTHONS, f">={PYTHONS[0]}")
 
 
-@pytest.mark.parametrize(("system", "way"), [("darwin", "limactl start"), ("win32", "WSL 2"), ("freebsd14", "machine")])
 @pytest.mark.parametrize(
-    "start",
-    ["from runner.__main__ import entry; sys.exit(entry())", "runpy.run_module('runner', run_name='__main__')"],
-    ids=["command", "module"],
+    ("system", "way", "start"),
+    [
+        ("darwin", "limactl start", COMMAND),
+        ("win32", "WSL 2", COMMAND),
+        ("freebsd14", "machine", "runpy.run_module('runner', run_name='__main__')"),
+    ],
+    ids=["darwin", "win32", "freebsd14, as a module"],
 )
 def test_another_system_gets_a_sentence(start: str, system: str, way: str, installed: Path) -> None:
     """As far as it can be shown here: with another name of the system, and without what only Unix has."""

@@ -52,7 +52,7 @@ def verdicts(record: dict[str, Any]) -> dict[str, int]:
     return {f"{one['server']} {one['tool']} {one['verdict']}": one["calls"] for one in record["mcp_calls"]}
 
 
-@pytest.mark.parametrize("cli", MODELS)
+@pytest.mark.parametrize("cli", ["claude", *(pytest.param(cli, marks=pytest.mark.nightly) for cli in [*MODELS][1:])])
 def test_each_cli_calls_a_tool_of_a_server_in_a_sandbox_of_its_own_and_of_one_beside_it(
     cli: str, project: Project
 ) -> None:
@@ -327,8 +327,8 @@ CLAIM = pytest.mark.scenario("BEY-10", only="provider")
 @pytest.mark.parametrize(
     ("how", "provider"),
     [
-        ("signal", "local"),
-        ("deadline", "local"),
+        pytest.param("signal", "local", marks=pytest.mark.nightly),
+        pytest.param("deadline", "local", marks=pytest.mark.nightly),
         pytest.param("kill", "local", marks=CLAIM),
         pytest.param("kill", "docker", marks=[dockerd.DOCKER.mark, CLAIM]),
         pytest.param("kill", "gvisor", marks=[dockerd.GVISOR.mark, pytest.mark.nightly]),

@@ -60,7 +60,7 @@ def test_anything_but_a_yes_starts_nothing(ready: Project, answer: bytes) -> Non
     [
         pytest.param(["apply", ".", "--yes"], {}, id="who has said yes"),
         pytest.param(["apply", "."], {"CI": "true"}, id="a CI"),
-        pytest.param(["apply", ".", "--output", "jsonl"], {}, id="a program"),
+        pytest.param(["apply", ".", "--output", "jsonl"], {}, id="a program", marks=pytest.mark.nightly),
         pytest.param(["apply", "plan.json", "-y"], {}, id="who has said yes to a saved plan"),
     ],
 )

@@ -82,7 +82,7 @@ def c(project: Project) -> None:
     ("repository", "command"),
     [
         pytest.param(python, "env PYTHONPATH=src python3 -m unittest", id="python"),
-        pytest.param(node, "npm test", id="node", marks=NPM.mark),
+        pytest.param(node, "npm test", id="node", marks=[NPM.mark, pytest.mark.nightly]),
         pytest.param(go, "go test ./...", id="go", marks=[GO.mark, pytest.mark.nightly]),
         pytest.param(rust, "cargo test", id="rust", marks=[CARGO.mark, pytest.mark.nightly]),
         pytest.param(c, "make test", id="c", marks=[MAKE.mark, COMPILER.mark, pytest.mark.nightly]),

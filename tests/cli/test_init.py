@@ -86,17 +86,23 @@ def test_tests_that_fail_are_said_with_their_last_lines_and_the_nearest_is_writt
     assert (done.code, record["outcome"]["reason"]) == (1, "verify")
 
 
+LACKING = [
+    ("getaddrinfo EAI_AGAIN packages.example.org", "it needs the network, and a workspace has none"),
+    ("ModuleNotFoundError: No module named 'requests'", "`requests` is not installed in what a workspace sees"),
+    ("Error: Cannot find module 'left-pad'", "`left-pad` is not installed in what a workspace sees"),
+    ("env: 'ruby': No such file or directory", "`ruby` is not installed in what a workspace sees"),
+    ("FileNotFoundError: No such file or directory: 'golden.txt'", "it exited 2"),
+    ("EROFS: Read-only file system, mkdir x", "it writes into what is shown read-only"),
+]
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("getaddrinfo EAI_AGAIN packages.example.org", "it needs the network, and a workspace has none"),
-        ("Error: Cannot find module 'left-pad'", "`left-pad` is not installed in what a workspace sees"),
-        ("ModuleNotFoundError: No module named 'requests'", "`requests` is not installed in what a workspace sees"),
-        ("env: 'ruby': No such file or directory", "`ruby` is not installed in what a workspace sees"),
-        ("FileNotFoundError: No such file or directory: 'golden.txt'", "it exited 2"),
-        ("EROFS: Read-only file system, mkdir x", "it writes into what is shown read-only"),
+        pytest.param(*LACKING[0]),
+        pytest.param(*LACKING[1]),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in LACKING[2:]),
     ],
-    ids=["network", "node module", "python module", "interpreter", "no program", "read-only"],
 )
 def test_what_a_command_lacks_is_named_with_the_way_on(project: Project, said: str, why: str) -> None:
     files = {"package.json": NPM, "package-lock.json": "{}", "Makefile": f'test:\n\t@echo "{said}" >&2; false\n'}

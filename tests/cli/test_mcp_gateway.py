@@ -116,7 +116,7 @@ CLAIM = pytest.mark.scenario("BEY-10", only="provider")
 @pytest.mark.parametrize(
     ("number", "provider"),
     [
-        (signal.SIGTERM, "local"),
+        pytest.param(signal.SIGTERM, "local", marks=pytest.mark.nightly),
         pytest.param(signal.SIGKILL, "local", marks=CLAIM),
         pytest.param(signal.SIGKILL, "docker", marks=[dockerd.DOCKER.mark, CLAIM]),
         pytest.param(signal.SIGKILL, "gvisor", marks=[dockerd.GVISOR.mark, pytest.mark.nightly]),

@@ -108,7 +108,7 @@ def test_a_lost_terminal_ends_nothing(project: Project) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("repository")
-@pytest.mark.parametrize("provider", ["local", "process"])
+@pytest.mark.parametrize("provider", ["local", pytest.param("process", marks=pytest.mark.nightly)])
 def test_a_second_signal_takes_no_grace_and_says_what_is_left(project: Project, provider: str) -> None:
     project.script(f"{WORK}; {STUBBORN}", workspace=REPO, provider=provider)
     process = start_in_step(project, "agent")
@@ -146,7 +146,7 @@ DEADLINES = {
         ["TERM (step deadline)", KILL_BUDGET],
     ),
 }
-BY_NIGHT = ("run, ignoring TERM", "step, ignoring TERM")
+BY_DAY = ("step", "step and then run, ignoring TERM")
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ BY_NIGHT = ("run, ignoring TERM", "step, ignoring TERM")
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize(
     ("agent", "timeouts", "run", "stop_stages"),
-    [pytest.param(*each, id=id, marks=pytest.mark.nightly if id in BY_NIGHT else ()) for id, each in DEADLINES.items()],
+    [pytest.param(*each, id=id, marks=() if id in BY_DAY else pytest.mark.nightly) for id, each in DEADLINES.items()],
 )
 def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
     project: Project, agent: str, timeouts: str, run: str, stop_stages: list[str]
@@ -174,8 +174,14 @@ def test_at_a_deadline_the_last_process_inside_is_gone_and_the_work_saved(
 @pytest.mark.slow
 @pytest.mark.scenario("BEY-06")
 @pytest.mark.usefixtures("repository")
-@pytest.mark.parametrize("where", ["setup", "agent", "verify"])
-@pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("provider", "where"),
+    [
+        ("local", "setup"),
+        ("local", "verify"),
+        *(pytest.param("docker", where, marks=pytest.mark.nightly) for where in ("setup", "agent", "verify")),
+    ],
+)
 def test_each_step_has_a_deadline_at_which_all_that_it_started_is_gone(
     project: Project, where: str, provider: str
 ) -> None:

@@ -69,7 +69,7 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("verb", ["validate", "plan"])
+@pytest.mark.parametrize("verb", ["validate", pytest.param("plan", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("make", HUGE.values(), ids=HUGE)
 def test_what_stands_for_too_much_is_refused_in_time(project: Project, make: Make, verb: str) -> None:
     make(project)

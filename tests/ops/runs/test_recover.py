@@ -50,7 +50,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("provider", ["local", "process"])
+@pytest.mark.parametrize("provider", ["local", pytest.param("process", marks=pytest.mark.nightly)])
 def test_a_lost_run_is_said_to_be_lost_until_it_is_recovered(project: Project, provider: str) -> None:
     project.script(AGENT, provider=provider)
     with run_in_agent(project) as (runner, run):

@@ -27,7 +27,12 @@ from tests.support.needs import POSTGRES, ROOT
 from tests.support.situations import Project, document, leftovers, until
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=POSTGRES.mark)])
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.nightly),
+        pytest.param("postgresql", marks=POSTGRES.mark),
+    ]
+)
 def hosts(request: pytest.FixtureRequest, project: Project) -> tuple[Project, Project]:
     """Two hosts: what is a lock in the home of one is nothing in that of the other."""
     if request.param == "sqlite":
