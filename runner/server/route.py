@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 from msgspec import Struct
+from msgspec.inspect import (
+    DictType,
+    EnumType,
+    ListType,
+    LiteralType,
+    Metadata,
+    StructType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
 
-from runner.core.errors import BadRequest, OutOfScope
+from runner.core.errors import BadRequest, OutOfScope, nearest
 from runner.core.sanitize import excerpt
 from runner.ops.agent_type_store import AgentTypes
 from runner.ops.host.tokens import StoredToken
@@ -30,6 +43,10 @@ if TYPE_CHECKING:
     from runner.server.webhooks import Webhooks
 
 BASE = "/api/v1"
+_REFUSED = re.compile(
+    r"(?:Object contains unknown field `(?P<field>.*?)`|Invalid enum value '(?P<word>.*?)')(?: - at `\$(?P<path>.*)`)?",
+    re.DOTALL,
+)
 
 
 class Server(Struct, eq=False, kw_only=True):
@@ -108,7 +125,7 @@ def read_body(raw: bytes, kind: type[Struct]) -> Struct:
         found = msgspec.json.decode(raw or b"{}", type=kind)
         json.loads(raw or b"{}", object_pairs_hook=_named_once)
     except msgspec.DecodeError as error:
-        raise BadRequest(f"the body does not fit: {_lower(str(error))}", hint="see /api/v1/openapi.json") from error
+        raise BadRequest(f"the body does not fit: {_lower(str(error))}", hint=_hint(str(error), kind)) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("the body is not JSON", hint="send UTF-8") from error
     return found
@@ -119,7 +136,42 @@ def read_query(values: Mapping[str, str], kind: type[Struct], what: str = "query
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"the {what} not fit: {_lower(str(error))}", hint="see /api/v1/openapi.json") from error
+        raise BadRequest(f"the {what} not fit: {_lower(str(error))}", hint=_hint(str(error), kind)) from error
+
+
+def _hint(message: str, kind: type[Struct]) -> str:
+    """Return what would fit in the place of a field or a word that msgspec refuses; else where all is described."""
+    choices: list[str] = []
+    if found := _REFUSED.fullmatch(message):
+        for one in _at(type_info(kind), re.findall(r"\w+", found["path"] or "")):
+            if found["field"] is not None and isinstance(one, StructType):
+                choices += [field.encode_name for field in one.fields]
+            elif found["word"] is not None and isinstance(one, LiteralType):
+                choices += map(str, one.values)
+            elif found["word"] is not None and isinstance(one, EnumType):
+                choices += [str(member.value) for member in one.cls]
+        if choices:
+            return nearest(found["field"] or found["word"] or "", choices)
+    return f"see {BASE}/openapi.json"
+
+
+def _at(kind: Type, path: Sequence[str]) -> Iterator[Type]:
+    """Yield the types that a value may have at a place of a value of this type."""
+    if isinstance(kind, Metadata):
+        yield from _at(kind.type, path)
+    elif isinstance(kind, UnionType):
+        for one in kind.types:
+            yield from _at(one, path)
+    elif not path:
+        yield kind
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            if field.encode_name == path[0]:
+                yield from _at(field.type, path[1:])
+    elif isinstance(kind, ListType | VarTupleType):
+        yield from _at(kind.item_type, path[1:] if path[0].isdigit() else path)
+    elif isinstance(kind, DictType):
+        yield from _at(kind.value_type, path[1:])
 
 
 def _lower(text: str) -> str:

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from runner.core.errors import BadRequest
 from runner.server.border import EVEN
+from runner.server.route import read_body
+from runner.server.routes.agent_types import NewAgentType
 from tests.support.server import Connection, Served, create_token, serving
 from tests.support.situations import Project
 
@@ -167,6 +170,24 @@ def test_no_difference_in_time_tells_what_there_is(guesses: dict[str, tuple[Gues
         ratios[name] = there / absent
 
     assert all(0.97 < ratio < 1.03 for ratio in ratios.values()), ratios
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ('{"nme": "a"}', "did you mean `name`?"),
+        ('{"name": "a", "workspace": {"warm_pool": {"count": 1}}}', "valid choices: size"),
+        ('{"name": "a", "workspace": {"repo_source": {"type": "fix"}}}', "did you mean `fixed`?"),
+        ('{"name": "a", "workspace": {"setup": {"on_failure": ""}}}', "valid choices: fail, warn"),
+        ('{"name": 1}', "see /api/v1/openapi.json"),
+    ],
+    ids=str,
+)
+def test_a_body_that_does_not_fit_is_told_what_would(body: str, hint: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_body(body.encode(), NewAgentType)
+
+    assert caught.value.hint == hint
 
 
 def test_health_needs_no_token(served: Served) -> None:
