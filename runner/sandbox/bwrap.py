@@ -100,8 +100,10 @@ def system() -> list[str]:
             words += ["--ro-bind", str(place), str(place)]
     for name in _ETC:
         words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    for place in (place for pattern in _JAVA for place in Path("/etc").glob(f"java-*-openjdk/{pattern}")):
-        words += ["--ro-bind", str(place), str(place)]
+    for name in sorted(os.listdir("/etc")):
+        if name.startswith("java-") and name.endswith("-openjdk"):
+            for place in (place for pattern in _JAVA for place in Path("/etc", name).glob(pattern)):
+                words += ["--ro-bind", str(place), str(place)]
     return [*words, "--proc", "/proc", "--dev", "/dev"]
 
 

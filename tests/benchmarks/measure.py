@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -25,8 +26,13 @@ def cost(action: Callable[[], object]) -> Cost:
     return since(begun)
 
 
+def compiled() -> dict[str, str]:
+    """Return this environment, but for what keeps Python from writing modules as it has compiled them."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def python(*arguments: str) -> None:
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, *arguments], env=compiled(), stdout=subprocess.DEVNULL, check=True)
 
 
 def medians(costs: Mapping[str, list[Cost]]) -> dict[str, Cost]:
