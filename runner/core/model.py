@@ -113,6 +113,8 @@ class SlotKey(Struct, frozen=True, kw_only=True):
 
     ``image`` is an id; ``toolchains`` are visible from the start. A ``shared`` workspace sees its project whole, and is
     never kept warm. ``policy`` stands for all policies of the run, and the least isolation that it accepts.
+    ``protected`` are the protected paths, where a sandbox has to know them when it starts. ``place`` is as for
+    ``Probe``.
     """
 
     provider: str
@@ -122,6 +124,8 @@ class SlotKey(Struct, frozen=True, kw_only=True):
     toolchains: tuple[str, ...] = ()
     shared: bool = False
     policy: str = ""
+    protected: tuple[str, ...] = ()
+    place: str = ""
 
 
 class SlotState(StrEnum):

@@ -134,7 +134,7 @@ class Keeper:
                     await provider.pull(key.image, key.image)
                 kept.handle = await provider.create(request)
                 slots = cast("WarmSlots", provider)
-                kept.slot = await stack.enter_async_context(slots.open_slot(kept.handle, key.toolchains))
+                kept.slot = await stack.enter_async_context(slots.open_slot(kept.handle, key.toolchains, key.protected))
             if await self._store.move_slot(row.id, SlotState.WARMING, SlotState.READY):
                 kept.become(SlotState.READY)
                 self._failures.pop(row.pool, None)

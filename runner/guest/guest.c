@@ -20,7 +20,7 @@
 enum { HELLO = 1, EXECUTE, DATA, END, ACK, SIGNAL, STATE, FORGET, LISTEN, OPEN, RESET, PING, PONG, READY, TYPES };
 enum { UNBORN, RUNNING, EXITED, FAILED, GONE };
 enum { TAMPERED = 1, UNKNOWN = 2, HANDED = 4 };
-enum { MOMENT = 5, LONELY = 120000 }; /* milliseconds */
+enum { MOMENT = 5, LONELY = 120000, UNUSED = 3600000 }; /* milliseconds */
 enum { VERSION = 1, HEADER = 12, MAX_PAYLOAD = 1 << 16, WINDOW = 1 << 18, MAX_REQUEST = 4 << 20 };
 enum { MAX_COMMANDS = 4096, MAX_RELAYED = 1024, SPARE_RINGS = 32, BUCKETS = 1024, BATCH = 64 };
 static const u32 RELAY = 1u << 31;
@@ -76,6 +76,7 @@ static u8 nonce[16], host_nonce[16];
 static bool host_known;
 static const char *dialled; /* where to; NULL for a channel that was inherited */
 static long alone_since; /* when the place that is dialled was found to be none; 0 when it is one */
+static bool is_used; /* has run a command */
 static int loop, children, link = -1, link_out;
 static int handing = -1; /* what the host gets with the next bytes of the link */
 static bool link_full;
@@ -519,7 +520,7 @@ static void dial(void)
         alone_since = 0;
     else if (!alone_since) /* nobody listens yet, or again: in a pod whose runner has died nobody ever will */
         alone_since = now_ms();
-    else if (now_ms() - alone_since > LONELY)
+    else if (now_ms() - alone_since > (is_used ? LONELY : UNUSED)) /* unused: kept warm, and its run clones yet */
         end_of_life();
     if (error == -ECONNREFUSED) /* whoever listened there has ended: a host that is only busy lets us wait */
         end_of_life();
@@ -671,6 +672,7 @@ static void settle_down(int ends[4])
 static void start(u32 id)
 {
     struct channel *channel = take_channel(id, COMMAND);
+    is_used = true;
     if (!channel)
         end_of_life(); /* not one page left: nothing here can go on */
     if (commands > MAX_COMMANDS) {

@@ -78,6 +78,17 @@ static int open_parent(char *name, char **last)
     return parent;
 }
 
+/* What stands for a protected path is mounted elsewhere already, so it is filled and not replaced. */
+static long open_placeholder(int parent, const char *name)
+{
+    struct statx found;
+    if (SYS(statx, parent, name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, STATX_BASIC_STATS, &found) ||
+        (found.stx_mode & S_IFMT) != S_IFREG || !is_placeholder(&found))
+        return -ENOENT;
+    SYS(fchmodat, parent, name, 0600);
+    return SYS(openat, parent, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+}
+
 static void unpack(const struct packed *head, char *name, char *target)
 {
     char *last;
@@ -89,7 +100,7 @@ static void unpack(const struct packed *head, char *name, char *target)
         done = SYS(mkdirat, parent, last, 0700);
         if (done == -EEXIST)
             done = 0;
-    } else if (parent >= 0) {
+    } else if (parent >= 0 && (kind != S_IFREG || (done = open_placeholder(parent, last)) < 0)) {
         SYS(unlinkat, parent, last, 0);
         if (kind == S_IFLNK)
             done = SYS(symlinkat, target, parent, last);

@@ -29,11 +29,13 @@ NEXT: Mapping[SlotState, frozenset[SlotState]] = {
 # In the order in which a difference is told: a slot of another image is further away than one of other limits.
 _DIFFERENCES = (
     ("provider", PoolMissReason.PROVIDER),
+    ("place", PoolMissReason.PROVIDER),
     ("image", PoolMissReason.IMAGE),
     ("limits", PoolMissReason.LIMITS),
     ("network", PoolMissReason.NETWORK),
     ("shared", PoolMissReason.SHAPE),
     ("toolchains", PoolMissReason.SHAPE),
+    ("protected", PoolMissReason.SHAPE),
     ("policy", PoolMissReason.POLICY),
 )
 
@@ -45,8 +47,8 @@ def name_of(key: SlotKey) -> str:
 
 def read_key(found: Mapping[str, Any]) -> SlotKey:
     """Read a key from its plain form. Raises ``KeyError`` and ``TypeError`` for that of another version."""
-    limits, toolchains = Limits(**found["limits"]), tuple(found["toolchains"])
-    return SlotKey(**{**found, "limits": limits, "toolchains": toolchains})
+    paths = {"toolchains": tuple(found["toolchains"]), "protected": tuple(found.get("protected", ()))}
+    return SlotKey(**{**found, "limits": Limits(**found["limits"]), **paths})
 
 
 def why_missed(wanted: SlotKey, pools: Iterable[SlotKey]) -> PoolMissReason:

@@ -55,7 +55,9 @@ class Probe(Struct, frozen=True, kw_only=True):
     ``escapes`` are the ways out of a sandbox that are known to be open here, by name, with the reason.
     ``reason`` and ``hint`` say why the provider is unavailable, and the one command that would change that.
     A provider with ``needs_image`` makes workspaces only from an image. With ``ends_whole`` memory over the limit ends
-    a sandbox, and not one process of it.
+    a sandbox, and not one process of it. One that ``protects_at_start`` cannot protect another path once a sandbox has
+    started, so its warm workspaces are those of one set of protected paths. ``place`` is where it makes them, if it may
+    be somewhere else for another process of this host.
     """
 
     provider: str
@@ -69,6 +71,8 @@ class Probe(Struct, frozen=True, kw_only=True):
     watched: frozenset[Feature] = frozenset()
     escapes: Mapping[str, str] = {}
     ends_whole: bool = False
+    protects_at_start: bool = False
+    place: str = ""
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing
@@ -423,9 +427,12 @@ class WarmSlots(Protocol):
     process that gets the slot then calls ``receive`` with the handle that ``assign`` returned.
     """
 
-    def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AbstractAsyncContextManager[Slot]:
+    def open_slot(
+        self, handle: Handle, toolchains: Sequence[str], protected: Sequence[str]
+    ) -> AbstractAsyncContextManager[Slot]:
         """Start the sandbox of an unused workspace; it is gone when the block ends. Once for each workspace.
 
+        ``protected`` are paths that its workspaces will have protected, for a provider with ``protects_at_start``.
         Raises ``ProviderFailed``, ``WorkspaceLost``.
         """
 

@@ -193,6 +193,11 @@ class PodSandbox:
         """From now on a pod that is not ready has lost its node."""
         self.has_started = True
 
+    async def wait_lost(self) -> None:
+        """Wait until commands cannot run any more."""
+        while self.why_lost() is None:
+            await self._changed.wait()
+
     async def wait_ended(self, container: str, seconds: float) -> bool:
         with trio.move_on_after(seconds):
             while not self.has_ended(container):

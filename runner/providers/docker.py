@@ -245,8 +245,10 @@ class DockerProvider(DaemonImages):
                 yield workspace
 
     @asynccontextmanager
-    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[WarmContainer]:
-        self._directories.check(handle)
+    async def open_slot(
+        self, handle: Handle, toolchains: Sequence[str], protected: Sequence[str] = ()
+    ) -> AsyncIterator[WarmContainer]:
+        self._directories.check(handle)  # protected paths are mounted when they are known, see ``_cover``
         mounts = slot_mounts(handle)
         for mount in mounts:
             mount.source.mkdir(mode=0o700)

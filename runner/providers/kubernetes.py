@@ -11,24 +11,32 @@ from __future__ import annotations
 import json
 import platform
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from runner.cluster.clusters import Clusters, workspace_place
 from runner.core.errors import CleanUpIncomplete, PlatformError, ProviderFailed, RunnerError, WorkspaceLost
 from runner.core.model import Feature, Handle, IsolationClass, Limits, Pull
-from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.guest import binary
-from runner.ports.provider import STOP_GRACE, ImageStart, Probe, PullReport, SandboxSpec, Workspace, WorkspaceRequest
+from runner.ports.provider import (
+    STOP_GRACE,
+    ImageStart,
+    Probe,
+    PullReport,
+    SandboxHandoff,
+    SandboxSpec,
+    Workspace,
+    WorkspaceRequest,
+)
 from runner.safefs import trees
 from runner.safefs.safe_open import open_directory
 from runner.sandbox import pod
@@ -36,24 +44,17 @@ from runner.sandbox.daemon_container import DaemonLimits
 from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.docker_facts import image_file, read_image
 from runner.sandbox.guest_files import GuestFiles
-from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
-from runner.sandbox.mirrored import (
-    MOST,
-    Inputs,
-    Mirror,
-    Volume,
-    paths_of_dependencies,
-    prepare_scratch,
-    stamps_of,
-    volumes_of,
-)
-from runner.sandbox.protected_paths import open_guards, remove_placeholders
+from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext
+from runner.sandbox.mirrored import MOST, Inputs, Mirror, Volume, prepare_scratch, stamps_of, volumes_of
+from runner.sandbox.protected_paths import Guard, open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS
-from runner.sandbox.tar_trees import Source, pack_trees
+from runner.sandbox.warm_containers import slot_mounts
 
 if TYPE_CHECKING:
     from runner.cluster.objects import ClusterObjects
+    from runner.providers._pod_opening import PodOpening
     from runner.providers._pod_sandbox import PodSandbox
+    from runner.providers._warm_pod import HandedOffPod, WarmPod
 
 USES_IMAGES = True  # workspaces are made of images
 GAPS = {"network": "a pod has an interface, which a policy closes"}
@@ -62,12 +63,10 @@ _PROBE_SECONDS = 15.0
 _INTERFACE = "eth0"  # as the runtimes of clusters call it
 _WATCHED = "a node ends a pod whose files exceed their limit, some time afterwards"
 _ALONE = "workspaces that share a project need its directory, and a pod sees nothing of this host"
-_NOT_WARM = "the connection to a pod's guest goes through the API server, and cannot be handed over"
 _NOT_MADE = "what commands install is kept on this host, and a pod sees nothing of it"
 _MISSING = {
     Feature.DISK: _WATCHED,
     Feature.SHARED_PROJECT: _ALONE,
-    Feature.WARM_POOL: _NOT_WARM,
     Feature.DEPENDENCY_COMMANDS: _NOT_MADE,
 }
 
@@ -87,11 +86,12 @@ class KubernetesProvider:
         self._directories = WorkspaceDirectories(settings.home, self.name, own_users=False)
         self._grace = grace
         self._prepared: set[tuple[str, str]] = set()  # clusters and namespaces that have what pods need
+        self._handed_off: dict[str, HandedOffPod] = {}
         self._measures: dict[str, Callable[[], Awaitable[int]]] = {}  # of the sandboxes that are open, by workspace
 
     async def probe(self) -> Probe:
         reason = hint = None
-        isolation, versions = IsolationClass.NAMESPACES, {}
+        isolation, versions, place = IsolationClass.NAMESPACES, {}, ""
         try:
             workspace_place(self._settings)
             _require_extra()
@@ -102,7 +102,9 @@ class KubernetesProvider:
             versions = {"guest": guest.sha256[:12]}
             with trio.move_on_after(_PROBE_SECONDS) as patience:
                 async with self._objects() as objects:
-                    isolation, found = await look_at_cluster(objects, self._settings.kubernetes_runtime_class)
+                    runtime_class = self._settings.kubernetes_runtime_class
+                    place = " ".join((objects.server, objects.namespace, runtime_class or ""))
+                    isolation, found = await look_at_cluster(objects, runtime_class)
                     versions |= found
             if patience.cancelled_caught:
                 reason, hint = f"the cluster does not answer within {_PROBE_SECONDS:.0f}s", REACH_HINT
@@ -119,6 +121,8 @@ class KubernetesProvider:
             needs_image=True,
             watched=frozenset({Feature.DISK}),
             escapes=GAPS,
+            protects_at_start=True,
+            place=place,
         )
 
     @asynccontextmanager
@@ -196,10 +200,9 @@ class KubernetesProvider:
     async def open(self, handle: Handle, spec: SandboxSpec) -> AsyncIterator[Workspace]:
         _require_extra()
         from runner.cluster.pod_access import isolation_of
-        from runner.providers._pod_sandbox import PodSandbox
+        from runner.providers._pod_opening import PodOpening
 
         self._directories.check(handle)
-        what = _what(handle)
         await self.retrieve(handle)
         scratch = handle.private / "scratch"
         seen = scratch if spec.tree or not spec.tree_writable else handle.tree
@@ -207,62 +210,102 @@ class KubernetesProvider:
             await trio.to_thread.run_sync(prepare_scratch, handle, spec, scratch)
             volumes = await trio.to_thread.run_sync(volumes_of, handle, spec)
         except FileNotFoundError as error:
-            raise WorkspaceLost(f"{what} is gone: `{error.filename}`") from error
-        name = pod.name_of(handle.id, secrets.token_hex(4))
+            raise WorkspaceLost(f"{_what(handle)} is gone: `{error.filename}`") from error
         try:
             async with AsyncExitStack() as stack:
                 tree = stack.enter_context(open_directory(seen))
                 guards = stack.enter_context(open_guards(tree, () if seen is scratch else spec.protected))
                 objects = await stack.enter_async_context(self._objects())
                 await self._prepare(objects)
-                isolation = await isolation_of(objects, self._settings.kubernetes_runtime_class)
-                body = pod.pod(name, self._shape(handle), volumes, guards, most=handle.limits.disk_bytes or MOST)
-                sandbox = PodSandbox(objects, name, what)
-                opening = _Opening(handle, spec, sandbox, volumes=volumes, seen=seen)
-                async with sandbox.watched():
-                    try:
-                        sandbox.look(await objects.create(objects.path("pods"), body, again=True))
-                        await self._send(opening)
-                        async with self._started(opening, tree, isolation) as workspace:
-                            yield workspace
-                    finally:
-                        with trio.CancelScope(shield=True):
-                            await sandbox.delete(grace=1 if sandbox.has_started else 0)
+                opening = PodOpening(
+                    handle,
+                    spec,
+                    objects,
+                    volumes=volumes,
+                    guards=guards,
+                    seen=seen,
+                    tree=tree,
+                    isolation=await isolation_of(objects, self._settings.kubernetes_runtime_class),
+                )
+                yield await self._open_warm_or_new(stack, opening)
         finally:
             self._measures.pop(handle.id, None)
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(trees.remove, scratch)
 
+    async def _open_warm_or_new(self, stack: AsyncExitStack, opening: PodOpening) -> GuestWorkspace:
+        """Open the workspace in the pod that was handed over for it, if that fits, else in a new one."""
+        handle = opening.handle
+        if (handed_off := self._handed_off.pop(handle.id, None)) is not None:
+            why = handed_off.why_unfit(handle, opening.spec, opening.guards)
+            if why is None:
+                try:
+                    return await stack.enter_async_context(self._take_over(opening, handed_off))
+                except (ProviderFailed, WorkspaceLost) as error:  # it has died meanwhile
+                    why = error.message
+            opening = replace(opening, notes=(f"not the pod that was kept warm: {why}",))
+        if handle.slot is not None:
+            await self._delete_pods(handle)
+        return await stack.enter_async_context(self._open_new(opening))
+
     @asynccontextmanager
-    async def _started(self, opening: _Opening, tree: int, isolation: IsolationClass) -> AsyncIterator[GuestWorkspace]:
+    async def _open_new(self, opening: PodOpening) -> AsyncIterator[GuestWorkspace]:
+        from runner.providers._pod_opening import deleted, prove, send_all
+
+        handle = opening.handle
+        sandbox, body = self._new_pod(opening.objects, handle, opening.volumes, opening.guards)
+        async with sandbox.watched(), deleted(sandbox):
+            sandbox.look(await opening.objects.create(opening.objects.path("pods"), body, again=True))
+            await send_all(sandbox, uid_of(handle), handle.private, opening.volumes)
+            await prove(sandbox)
+            async with self._started(opening, sandbox) as workspace:
+                yield workspace
+
+    @asynccontextmanager
+    async def _take_over(self, opening: PodOpening, handed_off: HandedOffPod) -> AsyncIterator[GuestWorkspace]:
+        """Open the workspace in a pod that runs, which ends with the block."""
+        from runner.providers._pod_opening import deleted
+        from runner.providers._pod_sandbox import PodSandbox
+
+        opening = replace(opening, volumes=handed_off.in_place(opening.volumes))
+        sandbox = PodSandbox(opening.objects, handed_off.name, _what(opening.handle))
+        async with sandbox.watched(), deleted(sandbox):
+            sandbox.look(await opening.objects.get(opening.objects.path("pods", sandbox.name)))
+            sandbox.started()
+            await opening.put(sandbox, [volume for volume in opening.volumes if volume.kept or volume.passing])
+            async with self._started(opening, sandbox, handed_off.nonce) as workspace:
+                yield workspace
+
+    @asynccontextmanager
+    async def _started(
+        self, opening: PodOpening, sandbox: PodSandbox, nonce: bytes | None = None
+    ) -> AsyncIterator[GuestWorkspace]:
         """Open the workspace in a pod that has its files; fetch them when the block ends."""
-        handle, sandbox, mirror = opening.handle, opening.sandbox, Mirror(opening.handle)
+        from runner.providers._pod_opening import reach
+
+        handle, mirror = opening.handle, Mirror(opening.handle)
         files = GuestFiles(opening.roots_by(lambda volume: volume.target), opening.skipped, opening.most)
         fetched = False
-        with unwrapping_groups():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(sandbox.check_closed)
-                await sandbox.wait_for(pod.SANDBOX)
-                sandbox.started()
         context = SandboxContext(
             provider=self.name,
-            isolation=isolation,
+            isolation=opening.isolation,
             uid=uid_of(handle),
             paths=PATHS,
-            tree=tree,
+            tree=opening.tree,
             env={**ENV, **opening.spec.environment},
             group=DaemonLimits(),
             grace=self._grace,
             command_limits=Limits(pids=handle.limits.pids),
             closed_interface=_INTERFACE,
-            refresh=partial(_refresh, files, opening),
-            before_exec=Inputs(opening.volumes, partial(_put, opening)).send_changed,
+            notes=opening.notes,
+            refresh=partial(opening.refresh, sandbox, files),
+            before_exec=Inputs(opening.volumes, partial(opening.put, sandbox)).send_changed,
         )
         mirror.daemon_is_ahead(volume.name for volume in opening.kept)
         try:
-            async with self._reach(sandbox, context) as workspace:
+            async with reach(sandbox, context, nonce) as workspace:
                 await files.begin(workspace.guest)
-                self._measures[handle.id] = partial(_measure, files, opening.volumes)
+                self._measures[handle.id] = partial(opening.measure, files)
                 try:
                     yield workspace
                 finally:
@@ -272,50 +315,75 @@ class KubernetesProvider:
         finally:
             with trio.CancelScope(shield=True):
                 await sandbox.end()
-                if fetched or await _fetch(opening):
+                if fetched or await opening.fetch(sandbox):
                     mirror.same(await trio.to_thread.run_sync(stamps_of, opening.kept))
 
-    @asynccontextmanager
-    async def _reach(self, sandbox: PodSandbox, context: SandboxContext) -> AsyncIterator[GuestWorkspace]:
-        what = sandbox.what
-        opened = open_dialling_guest(sandbox.connect, context, what=what, kill_sandbox=sandbox.kill)
-        async with AsyncExitStack() as stack:
-            try:
-                workspace = await stack.enter_async_context(opened)
-            except WorkspaceLost as lost:
-                raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
-            yield workspace
+    def _new_pod(
+        self, objects: ClusterObjects, handle: Handle, volumes: Sequence[Volume], guards: Iterable[Guard]
+    ) -> tuple[PodSandbox, dict[str, Any]]:
+        """Return a pod that is not made yet, and what it is made of. Raises ``WorkspaceLost``."""
+        from runner.providers._pod_sandbox import PodSandbox
 
-    def _shape(self, handle: Handle) -> pod.PodShape:
         owner = self._directories.owner(handle)
         if owner is None:
             raise WorkspaceLost(f"{_what(handle)} is gone")
-        words = {"run": owner[0], "workspace": handle.id}
-        image = str(read_image(handle)["image"])
-        return pod.PodShape(
+        image, name = str(read_image(handle)["image"]), pod.name_of(handle.id, secrets.token_hex(4))
+        shape = pod.PodShape(
             image=image,
             pull="Never" if image.startswith("sha256:") else "IfNotPresent",
             uid=uid_of(handle),
             limits=handle.limits,
-            labels=self._labels(handle),
-            annotations={f"runner.{key}": word for key, word in words.items()},
+            labels=self._labels(handle) | {"runner.run": pod.label(owner[0])},
+            annotations={"runner.run": owner[0], "runner.workspace": handle.id},
             guest=_guest_name(),
             machine=platform.machine(),
             runtime_class=self._settings.kubernetes_runtime_class,
             owner=self._settings.pod,
         )
+        body = pod.pod(name, shape, volumes, guards, most=handle.limits.disk_bytes or MOST)
+        return PodSandbox(objects, name, _what(handle)), body
+
+    # --- warm pods ---
+
+    @asynccontextmanager
+    async def open_slot(
+        self, handle: Handle, toolchains: Sequence[str], protected: Sequence[str]
+    ) -> AsyncIterator[WarmPod]:
+        _require_extra()
+        from runner.providers._pod_opening import prove, send_all
+        from runner.providers._warm_pod import open_warm_pod, pinned_by, stand_ins
+
+        self._directories.check(handle)
+        mounts, scratch = slot_mounts(handle), handle.private / "scratch"
+        for mount in mounts:
+            mount.source.mkdir(mode=0o700, exist_ok=True)
+        spec = SandboxSpec(mounts=mounts, toolchains=tuple(toolchains))
+        await trio.to_thread.run_sync(prepare_scratch, handle, spec, scratch)
+        tree, *others = await trio.to_thread.run_sync(volumes_of, handle, spec)
+        volumes = [replace(tree, source=scratch), *others]
+        async with self._objects() as objects:
+            await self._prepare(objects)
+            with stand_ins(scratch, protected) as guards:
+                sandbox, body = self._new_pod(objects, handle, volumes, guards)
+                pinned = pinned_by(guards)
+
+                async def start() -> None:
+                    sandbox.look(await objects.create(objects.path("pods"), body, again=True))
+                    await send_all(sandbox, uid_of(handle), handle.private, volumes)
+                    await prove(sandbox)
+
+                async with open_warm_pod(sandbox, start, volumes, pinned=pinned, toolchains=toolchains) as slot:
+                    yield slot
+
+    async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
+        return await trio.to_thread.run_sync(self._directories.assign, handle, request)
+
+    def receive(self, handle: Handle, handoff: SandboxHandoff) -> None:
+        from runner.providers._warm_pod import read_handoff
+
+        self._handed_off[handle.id] = read_handoff(handoff)
 
     # --- files ---
-
-    async def _send(self, opening: _Opening) -> None:
-        """Send everything to a new pod, which then starts the container that shows it."""
-        private = opening.handle.private
-        system = [
-            Source(f"{pod.SYSTEM}/{name}", private, 0, content=content)
-            for name, content in pod.system_files(uid_of(opening.handle)).items()
-        ]
-        sources = [*system, *(Source(volume.name, volume.source, 0) for volume in opening.volumes)]
-        await _unpack(opening.sandbox, partial(opening.sandbox.run_first, pod.FIRST), sources, "then")
 
     async def disk_bytes(self, handle: Handle, here: Callable[[], Awaitable[int]]) -> int:
         if measure := self._measures.get(handle.id):
@@ -367,6 +435,7 @@ class KubernetesProvider:
 
     async def destroy(self, handle: Handle) -> None:
         self._directories.check(handle)
+        self._handed_off.pop(handle.id, None)
         if self._directories.owner(handle) is not None:
             try:
                 await self._delete_pods(handle)
@@ -401,77 +470,8 @@ class KubernetesProvider:
         owner = self._directories.owner(handle)
         if owner is None:
             raise WorkspaceLost(f"{_what(handle)} is gone")
-        words = {"nonce": owner[1], "run": owner[0], "workspace": handle.id}
+        words = {"nonce": owner[1], "workspace": handle.slot or handle.id}
         return {**pod.PRODUCT, **{f"runner.{key}": pod.label(word) for key, word in words.items()}}
-
-
-@dataclass(frozen=True)
-class _Opening:
-    """One opening of a workspace. ``seen`` is the directory here that shows the tree of the pod."""
-
-    handle: Handle
-    spec: SandboxSpec
-    sandbox: PodSandbox
-    volumes: Sequence[Volume]
-    seen: Path
-
-    @property
-    def kept(self) -> list[Volume]:
-        return [volume for volume in self.volumes if volume.kept]
-
-    @property
-    def skipped(self) -> list[str]:
-        return paths_of_dependencies(self.spec)
-
-    @property
-    def most(self) -> int:
-        return self.handle.limits.disk_bytes or MOST
-
-    def roots_by(self, key: Callable[[Volume], str]) -> dict[str, Path]:
-        """Return the directories that are mirrored, that of the tree first."""
-        return {key(self.volumes[0]): self.seen, **{key(volume): volume.source for volume in self.kept}}
-
-
-async def _put(opening: _Opening, volumes: Sequence[Volume]) -> None:
-    if volumes:
-        sources = [Source(volume.name, volume.source, 0) for volume in volumes]
-        await _unpack(opening.sandbox, partial(opening.sandbox.run, pod.FILES), sources)
-
-
-async def _refresh(files: GuestFiles, opening: _Opening) -> None:
-    from runner.providers._pod_sandbox import PodFiles
-
-    tree = opening.volumes[0]
-    if not await files.fetch([tree.target]):
-        await PodFiles(opening.sandbox, {tree.name: opening.seen}, opening.skipped, opening.most).fetch_all()
-
-
-async def _fetch(opening: _Opening) -> bool:
-    """Fetch the files of a pod whose guest has ended; tell whether they were still there."""
-    from runner.providers._pod_sandbox import PodFiles
-
-    if not opening.sandbox.is_running(pod.FILES):
-        return False
-    wanted = {volume.name: volume.source for volume in opening.kept}
-    skipped = opening.skipped if opening.volumes[0].kept else []
-    try:
-        await PodFiles(opening.sandbox, wanted, skipped, opening.most).fetch_all()
-    except WorkspaceLost:
-        return False
-    return True
-
-
-async def _unpack(
-    sandbox: PodSandbox, run: Callable[..., Awaitable[int]], sources: Sequence[Source], *then: str
-) -> None:
-    code = await run(["unpack", pod.FILES_PLACE, *then], partial(pack_trees, sources))
-    if code != 0:
-        why = "its node's disk is full" if code == 5 else f"the pod's program ended with {code}"
-        raise ProviderFailed(f"files cannot be sent to the pod of {sandbox.what}: {why}")
-
-
-async def _measure(files: GuestFiles, volumes: Sequence[Volume]) -> int:
-    return await files.measure([volume.target for volume in volumes if volume.writable])
 
 
 def _require_extra() -> None:
@@ -482,7 +482,7 @@ def _require_extra() -> None:
 
 def uid_of(handle: Handle) -> int:
     """Return the user of a workspace's commands: its own, so that none counts another's processes as its own."""
-    return trees.FIRST_UID + int.from_bytes(sha256(handle.id.encode()).digest()[:3])
+    return trees.FIRST_UID + int.from_bytes(sha256((handle.slot or handle.id).encode()).digest()[:3])
 
 
 def _guest_name() -> str:

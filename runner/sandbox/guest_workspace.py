@@ -29,7 +29,7 @@ class SandboxContext(Struct, frozen=True, kw_only=True):
 
     ``user`` is set when commands run as another user than the guest, and is the sandbox's. ``command_limits`` are what
     the sandbox leaves to its commands: processes limited by the guest, memory less the share of the sandbox's kernel.
-    ``closed_interface`` is one of the network's that was proved to lead nowhere.
+    ``closed_interface`` is one of the network's that was proved to lead nowhere. ``notes`` are those of ``Isolation``.
     """
 
     provider: str
@@ -44,6 +44,7 @@ class SandboxContext(Struct, frozen=True, kw_only=True):
     command_limits: Limits = Limits()
     volume: Volume | None = None
     closed_interface: str | None = None
+    notes: tuple[str, ...] = ()
     refresh: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
     before_exec: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
@@ -196,7 +197,7 @@ class GuestWorkspace:
         seen = readback.read_back(
             text, host, provider=context.provider, isolation=context.isolation, paths=context.paths
         )
-        seen = replace(seen, notes=(*seen.notes, *_weaknesses(self.guest.shield, context)))
+        seen = replace(seen, notes=(*seen.notes, *context.notes, *_weaknesses(self.guest.shield, context)))
         return seen if context.closed_interface is None else _without_closed(seen, context.closed_interface)
 
 

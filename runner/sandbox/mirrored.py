@@ -113,7 +113,7 @@ def volumes_of(handle: Handle, spec: SandboxSpec, project: str | None = None) ->
     """List the volumes of a sandbox, that of the tree, or of the ``project`` that has it, first. Blocking."""
 
     def named(name: str) -> str:
-        return f"runner-{handle.id}-{name}"
+        return f"runner-{handle.slot or handle.id}-{name}"
 
     def kept(name: str, source: Path, target: str) -> Volume:
         return Volume(named(name), source, target, writable=True, kept=True)

@@ -51,10 +51,10 @@ def warm_of(
     workspace = selected.agent.workspace
     judged = [(*policy.ceilings, policy.providers, policy.min_isolation) for policy in policies]
     return Warm(
-        _warm_size(selected, settings),
-        "; ".join(dict.fromkeys(str(network) for network in networks.values() if network)) or "none",
-        toolchains,
-        digest([workspace.isolation, judged])[7:19],
+        size=_warm_size(selected, settings),
+        network="; ".join(dict.fromkeys(str(network) for network in networks.values() if network)) or "none",
+        toolchains=toolchains,
+        policy=digest([workspace.isolation, judged])[7:19],
     )
 
 

@@ -306,16 +306,18 @@ class Demand(Struct, frozen=True):
         return f"{self.at.file}:{self.at.line}" if self.written else DEFAULTS
 
 
-class Warm(Struct, frozen=True):
+class Warm(Struct, frozen=True, kw_only=True):
     """Key of the warm pool slots that fit a run, beside image, limits and provider.
 
     ``size`` is the number of slots to keep; ``policy`` is a digest of the policies and the manifest's demands.
+    ``protected`` is for providers that must know it when a sandbox starts.
     """
 
     size: int
     network: str
     toolchains: tuple[str, ...]
     policy: str
+    protected: tuple[str, ...] = ()
 
 
 class ScriptSpec(Struct, frozen=True):

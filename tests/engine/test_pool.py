@@ -263,8 +263,10 @@ class Mortal:
         opened, ended = self.scene.provider.open_slot, self.ended
 
         @asynccontextmanager
-        async def open_slot(handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[FakeSlot]:
-            async with opened(handle, toolchains) as idle:
+        async def open_slot(
+            handle: Handle, toolchains: Sequence[str], protected: Sequence[str]
+        ) -> AsyncIterator[FakeSlot]:
+            async with opened(handle, toolchains, protected) as idle:
                 idle.wait_ended = ended  # type: ignore[method-assign]
                 yield idle
 

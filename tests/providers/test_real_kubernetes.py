@@ -13,6 +13,7 @@ import trio
 
 from runner.core.errors import WorkspaceLost
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
+from tests.providers.test_warm_pods import claim_at_once
 from tests.support import cluster, dockerd
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
 from tests.support.providers import REAL_PODS, count_through, make
@@ -101,6 +102,10 @@ async def test_a_kubelet_that_is_restarted_costs_no_command_and_no_output(provid
         real.start_kubelet()
 
     await count_through(provider, restart)
+
+
+async def test_of_20_runs_that_ask_at_once_for_a_pool_of_5_just_5_get_a_warm_pod(real: Cluster, tmp_path: Path) -> None:
+    await claim_at_once(tmp_path, real.kubeconfig, pods=5, claims=20)
 
 
 async def test_a_node_that_is_cordoned_keeps_its_commands(provider: Provider, real: Cluster) -> None:

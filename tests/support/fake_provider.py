@@ -114,7 +114,9 @@ class FakeProvider:
         self.running.add(handle.private.name)
 
     @asynccontextmanager
-    async def open_slot(self, handle: Handle, toolchains: Sequence[str]) -> AsyncIterator[FakeSlot]:
+    async def open_slot(
+        self, handle: Handle, toolchains: Sequence[str], protected: Sequence[str]
+    ) -> AsyncIterator[FakeSlot]:
         await self._reach("open_slot")
         self._start(handle)
         idle = FakeSlot(partial(self._reach, "ping"))

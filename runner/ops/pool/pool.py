@@ -72,7 +72,9 @@ def pools_of(planned: PlanResult, size: int | None) -> list[PoolRow]:
             row = PoolRow(name_of(key), key, wanted)
             found[row.name] = max(found.get(row.name, row), row, key=lambda pool: pool.size)
     if not found:
-        hint = "write `workspace.warm_pool: {size: N}` in an agent type that runs on docker, or give --size"
+        hint = (
+            "write `workspace.warm_pool: {size: N}` in an agent type that runs on docker or kubernetes, or give --size"
+        )
         raise NoPool(f"`{planned.path}` asks for no warm pool", hint=hint)
     return [found[name] for name in sorted(found)]
 

@@ -263,9 +263,9 @@ async def creating(
             await require_room(env.store, settings.max_workspaces, id)
             if chosen.image is not None and options.image is not None and isinstance(chosen.provider, Images):
                 await chosen.provider.pull(chosen.image, options.image)
-            await _make(
-                held, chosen.provider, project, source, prepare, pool=slot_key(chosen, limits) if options.warm else None
-            )
+            protected = project.protected_paths if project is not None else ()
+            pool = slot_key(chosen, limits, protected) if options.warm else None
+            await _make(held, chosen.provider, project, source, prepare, pool=pool)
         except BaseException as error:
             with trio.CancelScope(shield=True):
                 await _end(held, f"it could not be made: {error}" if isinstance(error, RunnerError) else "cancelled")
@@ -333,11 +333,17 @@ async def _make(
     await held.write(ev.WorkspaceStatusChanged(S.READY))
 
 
-def slot_key(chosen: ChosenProvider, limits: Limits) -> SlotKey | None:
+def slot_key(chosen: ChosenProvider, limits: Limits, protected: Sequence[str] = ()) -> SlotKey | None:
     """Return the key of the slots that an empty workspace can come from, where there can be any."""
     if not chosen.probe.enforces(Feature.WARM_POOL):
         return None
-    return SlotKey(provider=chosen.provider.name, image=chosen.image, limits=limits)
+    return SlotKey(
+        provider=chosen.provider.name,
+        image=chosen.image,
+        limits=limits,
+        protected=tuple(protected) if chosen.probe.protects_at_start else (),
+        place=chosen.probe.place,
+    )
 
 
 async def _take_warm(held: HeldWorkspace, provider: Provider, key: SlotKey, request: WorkspaceRequest) -> Handle | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from runner.core.model import DEFAULT_PROJECT, Feature, IsolationClass, Limits, Pull
 from runner.plan.model import RunPlan, Step
 from runner.spec.incident import incident_advice
-from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunSpec, Warm
+from runner.spec.model import AGENTS_FILE, ContextFile, Facts, RunFacts, RunSpec, Warm
 
 NEEDS = (("lease",),)
 ANEW = True
@@ -80,13 +81,20 @@ def plan(spec: RunSpec, facts: Facts, needs: tuple[str, ...]) -> Step:
             unprotected=spec.unprotected,
             agents_file=found.agents_file if spec.shared or spec.checkout is None else None,
             image=found.image,
-            warm=spec.warm,
+            warm=replace(spec.warm, protected=_protected(spec, found)),
             base_image=spec.base_image,
             pull=spec.pull,
             skills=tuple(sorted(found.skills.items())),
             advice=tuple((one.code, one.message) for one in incident_advice(found)),
         ),
     )
+
+
+def _protected(spec: RunSpec, found: RunFacts) -> tuple[str, ...]:
+    """Return all paths that the agent's sandbox protects, its inputs among them; those of directories end in ``/``."""
+    files = (found.incident_files or {}) if spec.checkout is None else {}
+    inputs = {name.partition("/")[0] + name.partition("/")[1] for name, file in files.items() if file.whole}
+    return tuple(sorted({*spec.protected, *inputs}))
 
 
 def _chain(spec: RunSpec, facts: Facts) -> str:

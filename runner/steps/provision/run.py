@@ -167,6 +167,8 @@ def slot_key(body: ProvisionBody, provider: str, probe: Probe) -> SlotKey:
         toolchains=warm.toolchains,
         shared=body.shared,
         policy=warm.policy,
+        protected=warm.protected if probe.protects_at_start else (),
+        place=probe.place,
     )
 
 
