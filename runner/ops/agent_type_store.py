@@ -191,7 +191,7 @@ class AgentTypeFolder:
             raise StoreFailed(f"`{excerpt(str(path))}` cannot be removed: {error.strerror}") from error
 
 
-@lru_cache(maxsize=1_000)
+@lru_cache(maxsize=128)
 def _stored(body: str) -> AgentType:
     return decode(body, AgentType)
 

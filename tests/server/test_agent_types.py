@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.git_servers import https
+from tests.support.needs import POSTGRES
+from tests.support.postgres import fresh_url
 from tests.support.server import Served, create_token, serving
 from tests.support.situations import Project, commit, git
 
@@ -167,3 +170,25 @@ def test_agent_types_in_a_folder_are_files_whose_comments_survive(project: Proje
         assert served.ask("DELETE", f"/api/v1/sessions/{session}?discard=true").status == 200
     done = project.runner("serve", "--agent-types", str(folder))
     assert (done.code, "tool.unknown" in done.err, f"{file}:1:8" in done.err) == (2, True, True), done.err
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=POSTGRES.mark)])
+def test_servers_of_one_store_answer_as_the_last_change_says(kind: str, project: Project) -> None:
+    """What a server remembers of the store is true at each request, whoever has written."""
+    shared = project.home / "shared"
+    shared.mkdir()
+    project.env["RUNNER_DATABASE_URL"] = fresh_url() if kind == "postgresql" else f"sqlite://{shared / 'state.db'}"
+    other = replace(project, home=project.home / "other")
+    other.home.mkdir()
+    path = "/api/v1/agent-types/worker/workspace-config"
+    with serving(project) as here, serving(other, token="other") as there:
+        here.post("/agent-types", {"name": "worker"})
+        for turn in range(20):
+            writer, reader = (here, there) if turn % 2 else (there, here)
+            before = reader.ask("GET", path).headers["etag"]
+            assert writer.ask("PUT", path, {"setup": {"timeout": turn + 1}}, headers={"If-Match": before}).status == 200
+            assert reader.ask("GET", path).json["setup"]["timeout"] == turn + 1
+        assert there.ask("GET", path, token=here.token).status == 200
+        assert other.runner("token", "revoke", "tests").code == 0
+        assert [one.ask("GET", path, token=here.token).status for one in (here, there)] == [401, 401]
