@@ -138,11 +138,11 @@ class Screen:
 
     def __call__(self, recorded: ev.Recorded) -> None:
         watched, event = self._watched.get(recorded.run), recorded.event
-        if isinstance(event, ev.RunStarted):
+        if isinstance(event, ev.RunSubmitted | ev.RunStarted) and watched is None:
             header = self._scenes.get(event.name, triage.Header())
             say = None if self._raw else translator_of(header.agent)
             watched = self._watched[recorded.run] = WatchedRun(recorded.run, self._place(recorded.run), header, say)
-        assert watched is not None  # the first event of a run is that it has started
+        assert watched is not None  # a run begins with one of these
         fold(watched.record, recorded)
         match event:
             case ev.RunStarted():
@@ -182,7 +182,7 @@ class Screen:
         lines = []
         for watched in self._watched.values():
             line = self._face.live_line(watched.record, watched.header, self._now(), watched.doing)
-            if line and watched.record.ended is None:
+            if line and watched.record.started and watched.record.ended is None:
                 lines.append(self._named(watched, line))
         if len(lines) >= high:
             lines = [*lines[: high - 2], f"  and {len(lines) - high + 2} more"]

@@ -171,7 +171,8 @@ def runs(args: Namespace, settings: Settings, url: str, out: Output) -> int:
             if args.output == "json":
                 out.json([plain(run) for run in found.runs])
             for run in found.runs if args.output == "text" else ():
-                out.line("  ".join((run.id, run.created_at, f"{run.project}/{run.name}", run.state)))
+                waits = f": {run.waits}" if run.waits else ""
+                out.line("  ".join((run.id, run.created_at, f"{run.project}/{run.name}", run.state + waits)))
             return 0
         id = _found(client, args.run)
         match args.what:

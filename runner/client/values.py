@@ -10,7 +10,10 @@ Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class Run(Struct, kw_only=True):
-    """A run in a list. ``state`` is its status, ``timed-out``, or ``lost`` when nobody works on it any more."""
+    """A run in a list. ``state`` is its status, ``timed-out``, or ``lost`` when nobody works on it any more.
+
+    A `pending` one `waits` for something, if it is known for what.
+    """
 
     id: str
     name: str
@@ -21,6 +24,7 @@ class Run(Struct, kw_only=True):
     created_at: Moment
     ended_at: Moment | None
     resumes: str | None
+    waits: str | None = None
 
 
 class Runs(Struct):
@@ -34,7 +38,8 @@ class RunListing(Struct, kw_only=True):
     """A page of the list of runs."""
 
     state: (
-        Literal["running", "succeeded", "failed", "skipped", "cancelled", "unknown", "lost", "timed-out"] | UnsetType
+        Literal["pending", "running", "succeeded", "failed", "skipped", "cancelled", "unknown", "lost", "timed-out"]
+        | UnsetType
     ) = UNSET
     name: Annotated[str, Meta(description="With `*` for any characters.")] | UnsetType = UNSET
     project: str | UnsetType = UNSET

@@ -18,6 +18,7 @@ SUBMISSION, RUN = "runner.submission", "runner.run"  # labels
 QUEUE = "kueue.x-k8s.io/queue-name"  # the label that Kueue looks for
 PLAN_PLACE, HOME_PLACE = "/run/runner-plan", "/var/lib/runner"
 PLAN_KEY = "plan.json"
+BATCH = "batch/v1"
 MAX_PLAN = (1 << 20) - 1024  # bytes of a ConfigMap, less what its other fields take
 START_SECONDS = 600  # that a node may take for the image and the start, beside the run's own time
 KEPT_SECONDS = 3600  # that a Job is kept after its end, when nobody has seen it
@@ -26,7 +27,8 @@ _USER = 65532
 _GRACE = 30  # seconds to tell the store and to send files, after a run has finalized
 _LAST = 300  # characters of what a worker said at last
 
-_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_NOT_PULLED = ("ErrImagePull", "ImagePullBackOff")  # for now: a registry may be away for a while
+_NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 _NO_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 
 Object = Mapping[str, Any]
@@ -154,12 +156,14 @@ def _container(shape: JobShape) -> dict[str, Any]:
 
 
 class JobState(Struct, frozen=True, kw_only=True):
-    """State of a Job. ``waits`` says for what it waits, ``hopeless`` why it will never start.
+    """State of a Job. ``waits`` says for what it waits, ``hopeless`` why it will never start; while it is ``failing``
+    its node tries again, and that may be in vain.
 
     ``over``: its worker has ended, or never will have begun; ``why`` says how, in words, where it did not end well.
     """
 
     waits: str = ""
+    failing: bool = False
     hopeless: str = ""
     hint: str | None = None
     over: bool = False
@@ -198,9 +202,12 @@ def _judge_pods(pods: Sequence[Object]) -> JobState:
             waiting = (one.get("state") or {}).get("waiting") or {}
             reason, said = str(waiting.get("reason", "")), sanitize(str(waiting.get("message", "")))
             image = excerpt(str(one.get("image", "")))
-            if reason in _NO_IMAGE:
+            if reason in (*_NOT_PULLED, *_NO_IMAGE):
                 hint = "name an image in RUNNER_WORKER_IMAGE that the nodes can pull"
-                return JobState(hopeless=f"its node cannot pull image `{image}`: {reason}: {said}", hint=hint)
+                why = f"its node cannot pull image `{image}`: {reason}: {said}"
+                if reason in _NO_IMAGE:
+                    return JobState(hopeless=why, hint=hint)
+                return JobState(waits=why, failing=True, hint=hint)
             if reason in _NO_CONTAINER:
                 hint = "the Secret of RUNNER_WORKER_SECRET must be in the namespace, and `runner` in the image"
                 return JobState(hopeless=f"its container cannot be started: {reason}: {said}", hint=hint)

@@ -43,6 +43,38 @@ class Event(Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     pass
 
 
+class RunSubmitted(Event, frozen=True, tag="RunSubmitted", kw_only=True):
+    """The first event of a run that is carried out elsewhere: it is pending until somebody there begins it.
+
+    The fields are those of ``RunStarted``, which comes then.
+    """
+
+    name: str
+    plan: str
+    runner: str
+    key: str | None = None
+    manifests: str | None = None
+    project: str = DEFAULT_PROJECT
+
+
+class RunPlaced(Event, frozen=True, tag="RunPlaced"):
+    """Written before the ``job`` of a pending run is made in a ``namespace`` of the cluster at ``server``."""
+
+    job: str
+    namespace: str
+    server: str
+
+
+class RunWaits(Event, frozen=True, tag="RunWaits"):
+    """A pending run waits for something else from now on; an empty ``reason`` is that it may begin."""
+
+    reason: str
+
+
+class RunWithdrawn(Event, frozen=True, tag="RunWithdrawn"):
+    """A pending run will not begin. Written together with its end, or not at all once it has begun."""
+
+
 class RunStarted(Event, frozen=True, tag="RunStarted", kw_only=True):
     """``plan`` is the plan's digest; ``steps`` maps each step's id to its kind, in plan order; ``routine`` are those
     that are not worth a line when they went well, ``open_network`` those that may reach every public host.

@@ -130,9 +130,9 @@ class RunRecord(Struct, kw_only=True):
     """A run so far. ``resources`` maps (kind, name) of what exists, or may exist, outside the store to its place.
 
     ``log`` is the file with the agent's output. ``attempt`` counts the run's workspaces, of which it has one at a
-    time. ``models`` is usage counted by the gateway, by model; ``reported_usage`` and ``commands`` are the agent's own
-    account; ``argv`` and ``version`` are those of its CLI. ``mcp_servers`` are those that it could use, with the
-    number of tools of each.
+    time. ``placed`` says where its Job is, and ``waits`` for what a pending one waits. ``models`` is usage counted by
+    the gateway, by model; ``reported_usage`` and ``commands`` are the agent's own account; ``argv`` and ``version`` are
+    those of its CLI. ``mcp_servers`` are those that it could use, with the number of tools of each.
     """
 
     id: str
@@ -147,6 +147,8 @@ class RunRecord(Struct, kw_only=True):
     deadline_seconds: float = 0.0
     started: int = 0
     ended: int | None = None
+    placed: ev.RunPlaced | None = None
+    waits: str = ""
     steps: dict[str, StepRecord] = {}
     provider: str | None = None
     isolation: IsolationClass | None = None
@@ -183,7 +185,7 @@ class RunRecord(Struct, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        return None if self.ended is None else (self.ended - self.started) / 1e6
+        return None if self.ended is None or not self.started else (self.ended - self.started) / 1e6
 
     @property
     def workspace(self) -> str:
@@ -213,14 +215,26 @@ class RunRecord(Struct, kw_only=True):
 
 def fold(record: RunRecord, recorded: ev.Recorded) -> None:
     """Advance a record by one event, in place."""
-    for part in (_fold_course, _fold_place, _fold_work, _fold_use, _fold_warning):
+    for part in (_fold_pending, _fold_course, _fold_place, _fold_work, _fold_use, _fold_warning):
         part(record, recorded)
+
+
+def _fold_pending(record: RunRecord, recorded: ev.Recorded) -> None:
+    """Take what happens to a run before it begins."""
+    match recorded.event:
+        case ev.RunSubmitted() as submitted:
+            record.name, record.plan, record.key = submitted.name, submitted.plan, submitted.key
+        case ev.RunPlaced() as placed:
+            record.placed = placed
+        case ev.RunWaits(reason=reason):
+            record.waits = reason
 
 
 def _fold_course(record: RunRecord, recorded: ev.Recorded) -> None:
     """Take what says how far the run and its steps are."""
     match recorded.event:
         case ev.RunStarted() as started:
+            record.waits = ""
             record.name, record.plan, record.key = started.name, started.plan, started.key
             record.resumes, record.rehearsal = started.resumes, started.rehearsal
             record.deadline_seconds, record.open_network = started.deadline_seconds, started.open_network

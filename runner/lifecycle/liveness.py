@@ -28,7 +28,12 @@ def is_dead(runner: RunnerRow | None, here: RunnerRow, now: int, *, locked: bool
     """
     if locked:
         return False
-    return runner is None or is_local(runner, here) or now - runner.heartbeat > DEAD_AFTER * 1e6
+    return is_silent(runner, now) or (runner is not None and is_local(runner, here))
+
+
+def is_silent(runner: RunnerRow | None, now: int) -> bool:
+    """Tell whether the store has not heard of a runner for too long; of what it has it holds no lock."""
+    return runner is None or now - runner.heartbeat > DEAD_AFTER * 1e6
 
 
 def place(runner: RunnerRow, now: int) -> str:

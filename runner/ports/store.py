@@ -244,7 +244,9 @@ class Store(Reader, Protocol):
 
         Returning means that they survive a kill and a power cut. Appends of concurrent callers share one commit. The
         events of a cancelled caller may or may not be there, never in part. Raises ``StoreFailed`` (disk full, I/O),
-        ``StoreBusy``, and ``RunExists`` for a ``RunStarted`` with the key and name of another run.
+        ``StoreBusy``, and ``RunExists`` for a ``RunSubmitted`` of a run that is there, and for it or a ``RunStarted``
+        with the key and name of another run. ``RunOver`` refuses what is only for a pending run once that has begun or
+        will not, and its beginning once it has ended.
         """
 
     async def append_to_workspace(

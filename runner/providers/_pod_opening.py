@@ -115,7 +115,7 @@ async def prove(sandbox: PodSandbox) -> None:
     with unwrapping_groups():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sandbox.check_closed)
-            await sandbox.wait_for(pod.SANDBOX)
+            await sandbox.wait_dialled()
             sandbox.started()
 
 

@@ -23,7 +23,7 @@ from runner.core.errors import (
     ProviderFailed,
     WorkspaceLost,
 )
-from runner.core.nurseries import open_services
+from runner.core.nurseries import open_services, unwrapping_groups
 from runner.core.sanitize import sanitize
 from runner.network.upstream import UpstreamFailed
 from runner.ports.provider import KILL_GRACE
@@ -53,8 +53,10 @@ class PodSandbox:
         self._changed = trio.Event()
         self._is_gone = False
         self.has_started = False
+        self._ran: set[str] = set()  # containers that have run a program, which nodes tell of a second late
         self._is_ending = False
         self._bridge: BridgeStream | None = None
+        self._dialled: BridgeStream | None = None  # the first channel, until somebody wants it
 
     @property
     def _path(self) -> str:
@@ -109,6 +111,9 @@ class PodSandbox:
         self._pod, self._is_gone = pod or self._pod, pod is None
         if self._bridge is not None and self.why_lost() is not None:
             self._bridge.cut()
+        self._wake()
+
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
@@ -126,7 +131,8 @@ class PodSandbox:
         return next((str(one["imageID"]) for one in self._status.get(kind) or () if one.get("name") == container), "")
 
     def is_running(self, container: str) -> bool:
-        return "running" in self._state_of(container) and not self._is_gone
+        is_told = "running" in self._state_of(container)
+        return (is_told or (container in self._ran and not self.has_ended(container))) and not self._is_gone
 
     def has_ended(self, container: str) -> bool:
         """Tell whether a container is known to have ended."""
@@ -157,7 +163,11 @@ class PodSandbox:
     def _lacks_node(self) -> bool:
         """Tell whether the cluster takes the node for lost: nothing in the pod has changed, and it is not ready."""
         ready = [one for one in self._status.get("conditions") or () if one.get("type") == "Ready"]
-        return bool(ready) and ready[0].get("status") != "True" and all(map(self.is_running, (FILES, SANDBOX)))
+        return (
+            bool(ready)
+            and ready[0].get("status") != "True"
+            and all("running" in self._state_of(container) for container in (FILES, SANDBOX))
+        )
 
     async def wait_for(self, container: str) -> None:
         """Wait until a container runs. Raises ``ImageMissing`` and ``ProviderFailed`` with what is in its way."""
@@ -265,30 +275,86 @@ class PodSandbox:
                     await receive(chunk)
             if stream.exit_code is None:
                 raise ExecRefused(0, stream.said or "its end was not told")
+            self._note_that_it_ran(container)
             return stream.exit_code
+
+    def _note_that_it_ran(self, container: str) -> None:
+        self._ran.add(container)
+        self._wake()
+
+    async def wait_dialled(self) -> None:
+        """Wait until the guest has dialled, of which its node tells a second late; ``connect`` returns that channel.
+
+        Raises ``ImageMissing`` and ``ProviderFailed`` with what is in the way of its start.
+        """
+        pause = _PAUSE
+        with trio.move_on_after(START_SECONDS):
+            while True:
+                self._check_start(SANDBOX)
+                if self._has_node:
+                    with suppress(*_TRANSIENT):
+                        if await self._dial():
+                            return
+                with trio.move_on_after(pause):
+                    await self._changed.wait()
+                pause = min(1.1 * pause, _LONG_PAUSE)
+        raise self._not_started()
+
+    async def _dial(self) -> bool:
+        """Open a channel, and tell whether the guest has come."""
+        channel = await self._bridge_to_guest()
+        try:
+            with unwrapping_groups():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch_start)
+                    has_come = await channel.has_come()
+                    nursery.cancel_scope.cancel()
+        except BaseException:
+            await channel.aclose()
+            raise
+        if not has_come:
+            await channel.aclose()
+            return False
+        self._note_that_it_ran(SANDBOX)
+        self._dialled = channel
+        return True
+
+    async def _watch_start(self) -> None:
+        while True:
+            self._check_start(SANDBOX)
+            await self._changed.wait()
+
+    async def _bridge_to_guest(self) -> BridgeStream:
+        stack, words = AsyncExitStack(), [GUEST, "bridge", f"{CHANNEL}/{SOCKET}"]
+        try:
+            stream = await stack.enter_async_context(self._objects.exec(self.name, FILES, words))
+        except BaseException:
+            await stack.aclose()
+            raise
+        self._note_that_it_ran(FILES)
+        self._bridge = BridgeStream(stream, stack)
+        return self._bridge
 
     async def connect(self) -> trio.abc.Stream:
         """Return a new channel to the guest. Raises ``WorkspaceLost`` when there will be none."""
+        if self._dialled is not None:
+            channel, self._dialled = self._dialled, None
+            return channel
         deadline = trio.current_time() + PATIENCE
         while True:
             if lost := self.why_lost():
                 raise lost
-            stack, words = AsyncExitStack(), [GUEST, "bridge", f"{CHANNEL}/{SOCKET}"]
             try:
-                stream = await stack.enter_async_context(self._objects.exec(self.name, FILES, words))
+                return await self._bridge_to_guest()
             except _TRANSIENT as error:
-                await stack.aclose()
                 if trio.current_time() > deadline:
                     why = sanitize(str(error)) or "the connection was lost"
                     raise WorkspaceLost(f"the guest of {self.what} cannot be reached: {why}") from error
-            else:
-                self._bridge = BridgeStream(stream, stack)
-                return self._bridge
             await trio.sleep(_PAUSE)
 
     async def check_closed(self) -> None:
         """Check from inside that the network is closed, as soon as that can be. Raises ``ProviderFailed``."""
-        while not self.host and not self.is_running(SANDBOX):
+        while not (self.host and FILES in self._ran) and not self.is_running(SANDBOX):
             self._check_start(SANDBOX)
             await self._changed.wait()
         words = ["reach", *([_address(self.host, _KUBELET)] if self.host else [])]
@@ -333,6 +399,8 @@ class PodSandbox:
         has run, since old kubelets take a minute for one that is not ready.
         """
         self._is_ending = True
+        if self._dialled is not None:
+            await self._dialled.aclose()
         await self._objects.delete(self._path, grace=grace)
         with trio.move_on_after(GONE_SECONDS):
             while not self._runs_nothing():
@@ -353,6 +421,7 @@ class BridgeStream(trio.abc.Stream):
         self._stack = stack
         self._receiving = trio.CancelScope()
         self._is_cut = False
+        self._ahead = b""
 
     def cut(self) -> None:
         """End it: nobody dials any more."""
@@ -365,7 +434,17 @@ class BridgeStream(trio.abc.Stream):
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
 
+    async def has_come(self) -> bool:
+        """Wait for the guest, which speaks first; tell whether it came."""
+        self._ahead = await self.receive_some()
+        return bool(self._ahead)
+
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if self._ahead:
+            await trio.lowlevel.checkpoint()
+            most = max_bytes or len(self._ahead)
+            found, self._ahead = self._ahead[:most], self._ahead[most:]
+            return found
         with trio.CancelScope() as self._receiving:
             if not self._is_cut:
                 return await self._stream.receive_some(max_bytes)
@@ -375,6 +454,21 @@ class BridgeStream(trio.abc.Stream):
         with trio.CancelScope(shield=True), suppress(UpstreamFailed):
             await self._stack.aclose()
         await trio.lowlevel.checkpoint()
+
+
+class PodPacker:
+    """Packs directories of a pod whose guest lives, by their ``places`` in the container that carries files.
+
+    Twice as fast as the guest, whose channel goes through one process more.
+    """
+
+    def __init__(self, sandbox: PodSandbox, places: Mapping[str, str]) -> None:
+        self._sandbox = sandbox
+        self._places = places
+
+    async def run_files(self, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
+        word, root = words
+        await _run_files(self._sandbox, [word, f"{FILES_PLACE}/{self._places[root]}"], stdin, receive)
 
 
 class PodFiles(GuestFiles):
@@ -387,9 +481,7 @@ class PodFiles(GuestFiles):
         self.program = self
 
     async def run_files(self, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]) -> None:
-        given = (stdin + b"\0",) if words[0] == "pack" else ()
-        if await self._sandbox.run(FILES, words, lambda: given, receive) != 0:
-            raise ProviderFailed("the files of a workspace cannot be read")
+        await _run_files(self._sandbox, words, stdin, receive)
 
     async def fetch_all(self) -> None:
         """Make the directories here like those of the pod. Raises ``ProviderFailed``, ``WorkspaceLost``."""
@@ -400,6 +492,14 @@ class PodFiles(GuestFiles):
             if await self.fetch(roots):
                 return
         raise ProviderFailed("the files of a workspace cannot be fetched from its pod")
+
+
+async def _run_files(
+    sandbox: PodSandbox, words: Sequence[str], stdin: bytes, receive: Callable[[bytes], Awaitable[None]]
+) -> None:
+    given = (stdin + b"\0",) if words[0] == "pack" else ()
+    if await sandbox.run(FILES, words, lambda: given, receive) != 0:
+        raise ProviderFailed("the files of a workspace cannot be read")
 
 
 async def _feed(stream: ExecStream, pieces: Iterator[bytes]) -> None:

@@ -282,9 +282,11 @@ class KubernetesProvider:
     ) -> AsyncIterator[GuestWorkspace]:
         """Open the workspace in a pod that has its files; fetch them when the block ends."""
         from runner.providers._pod_opening import reach
+        from runner.providers._pod_sandbox import PodPacker
 
         handle, mirror = opening.handle, Mirror(opening.handle)
         files = GuestFiles(opening.roots_by(lambda volume: volume.target), opening.skipped, opening.most)
+        files.packer = PodPacker(sandbox, {volume.target: volume.name for volume in opening.volumes})
         fetched = False
         context = SandboxContext(
             provider=self.name,

@@ -24,6 +24,8 @@ def record_document(record: RunRecord) -> Json:
         "status": record.status.value,
         "exit_code": record.exit_code,
         "outcome": plain(record.outcome),
+        "job": plain(record.placed),
+        "waits": record.waits,
         "attempt": record.attempt,
         "provider": record.provider,
         "isolation": plain(record.isolation),

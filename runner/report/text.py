@@ -36,7 +36,7 @@ def _lines(record: RunRecord, directory: Path | None) -> Iterator[str]:
         yield f"  resumes    run {record.resumes}"
     yield f"  isolation  {isolation_line(record)}"
     yield from (f"  refused    {provider}: {reason}" for provider, reason in record.rejected_providers)
-    told = because(record)
+    told = because(record) or (record.waits and f"it waits: {record.waits}")
     if told:
         yield f"  because    {brief(told)}"
     if record.status is Status.LOST:

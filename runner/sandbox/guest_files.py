@@ -27,6 +27,7 @@ SECONDS = 900.0  # for the files of a workspace
 SILENCE = 30.0  # seconds, after which a daemon has hung
 _LISTED = 256 << 20  # bytes of a listing
 _DIRECTORY = "4"  # the beginning of its stamp, a mode
+_MUCH = 4 << 20  # bytes that are worth a connection of their own
 _CHUNKS = 64  # that wait to be written
 
 Stamps = Mapping[str, str]
@@ -52,6 +53,7 @@ class GuestFiles:
         self._most = most
         self.guest: Guest | None = None
         self.program: FilesProgram | None = None  # in the guest's place
+        self.packer: FilesProgram | None = None  # beside the guest, for much at a time
         self._known: dict[str, Stamps] = {root: {} for root in roots}
 
     async def begin(self, guest: Guest) -> None:
@@ -93,7 +95,9 @@ class GuestFiles:
         to = self._roots[root]
         changed = sorted(name for name, stamp in found.items() if known.get(name) != stamp)
         if changed:
-            await fetch_files(self._there, root, changed, found, to=to, most=self._most)
+            much = self.packer is not None and _bytes_of({name: found[name] for name in changed}) >= _MUCH
+            there = self.packer if self.packer is not None and much else self._there
+            await fetch_files(there, root, changed, found, to=to, most=self._most)
         if known.keys() - found.keys():
             await trio.to_thread.run_sync(remove_all_but, to, found.keys())
 

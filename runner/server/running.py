@@ -19,7 +19,7 @@ from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.store import RunRow
 
 if TYPE_CHECKING:
-    from runner.server.jobs import JobRuns, WaitingRun
+    from runner.server.jobs import JobRuns
 
 _BEGIN = 30.0  # seconds for a run to begin, after which its id is told all the same
 
@@ -50,14 +50,8 @@ class Running:
         runs: list[tuple[RunHandle, bool]] = await self._nursery.start(work, planned, key)
         return runs
 
-    def waiting(self, run: str) -> WaitingRun | None:
-        """Return a run whose Job has not begun, so that the store does not know it."""
-        return None if self._jobs is None else self._jobs.waiting(run)
-
     async def is_lost(self, run: str) -> bool:
         """Tell whether nothing more comes of a run that has not ended."""
-        if (waiting := self.waiting(run)) is not None:
-            return waiting.error is not None
         return await is_run_lost(self._env.store, self._env.settings.home, run)
 
     async def resume(self, stored: StoredRun) -> RunHandle:

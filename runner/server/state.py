@@ -68,12 +68,15 @@ async def open_server(
         services.start_soon(_maintain, env, sessions)
         services.start_soon(pools.refresh)
         services.start_soon(health.run)
+        runs = _runs_of(table, env, metrics)
+        if runs is not None:
+            services.start_soon(runs.keep)
         server = Server(
             env=env,
             kept=kept,
             sessions=sessions,
             pools=pools,
-            running=Running(env, services, ended=metrics.ended, jobs=_runs_of(table, env, metrics)),
+            running=Running(env, services, ended=metrics.ended, jobs=runs),
             health=health,
             agent_types=types,
             manifests=manifests,

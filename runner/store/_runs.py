@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from runner.core.errors import NotFoundError, RunExists, UnknownRun
+from runner.core.errors import NotFoundError, RunExists, RunOver, UnknownRun
+from runner.core.model import Status
 from runner.core.sanitize import excerpt
-from runner.events.events import RunStarted
+from runner.events.events import RunStarted, RunSubmitted
 from runner.ports.store import Cursor, RunRow, WorkspaceRow
 from runner.store._database import Connection
 from runner.store._rows import as_rows, storable, where
@@ -21,6 +22,48 @@ ALL = (1 << 63) - 1  # rows
 CANDIDATES = 8  # that an error lists
 
 R = TypeVar("R", RunRow, WorkspaceRow)
+
+
+def submit_run(connection: Connection, run: str, submitted: RunSubmitted, at: int, runner: str | None) -> None:
+    """Make the row of a pending run. Raises ``RunExists`` when there is one."""
+    query = (
+        "INSERT INTO runs (id, name, status, plan, created, key, manifests, project, runner)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
+    )
+    manifests = submitted.manifests and storable(submitted.manifests)
+    values = (manifests, storable(submitted.project), runner)
+    if not connection.execute(
+        query, (run, submitted.name, Status.PENDING, submitted.plan, at, submitted.key, *values)
+    ).rowcount:
+        raise run_exists_error(run, submitted)
+
+
+def require_pending(connection: Connection, run: str) -> None:
+    """Raise ``RunOver`` for a run that has begun, or never will; until this is written nobody begins it."""
+    query = "UPDATE runs SET status = status WHERE id = ? AND status = ?"
+    if not connection.execute(query, (run, Status.PENDING)).rowcount:
+        raise not_pending_error(run)
+
+
+def start_run(connection: Connection, run: str, started: RunStarted, at: int, runner: str | None) -> None:
+    """Make the row of a run that begins, or change that of a pending one. Raises ``RunOver`` for one that has ended."""
+    sources = started.resumes, started.rehearsal, started.manifests, started.project
+    query = (
+        "INSERT INTO runs (id, name, status, plan, created, key, resumes, rehearsal, manifests, project, runner)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE"
+        " SET status = excluded.status, runner = excluded.runner WHERE runs.status = ?"
+    )
+    values = (run, started.name, Status.RUNNING, started.plan, at, started.key)
+    changed = connection.execute(
+        query, (*values, *(said and storable(said) for said in sources), runner, Status.PENDING)
+    ).rowcount
+    ended = "SELECT 1 FROM runs WHERE id = ? AND ended IS NOT NULL"
+    if not changed and connection.execute(ended, (run,)).fetchone():
+        raise not_pending_error(run)
+
+
+def not_pending_error(run: str) -> RunOver:
+    return RunOver(f"run `{run}` is not pending any more")
 
 
 def read_runs(
@@ -113,5 +156,5 @@ def glob_of(name: str) -> str:
     return re.sub(r"[\[?]", r"[\g<0>]", name)
 
 
-def run_exists_error(run: str, started: RunStarted) -> RunExists:
+def run_exists_error(run: str, started: RunSubmitted | RunStarted) -> RunExists:
     return RunExists(f"run `{run}` has the name `{started.name}` and the key `{excerpt(started.key or '')}`", run=run)

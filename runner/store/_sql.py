@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 
 from msgspec import Struct
 
-from runner.core.errors import LeaseError, RunnerError, RunOver, StoreFailed, WorkspaceState
-from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
+from runner.core.errors import LeaseError, RunExists, RunnerError, RunOver, StoreFailed, WorkspaceState
+from runner.core.model import ClockReference, Fence, Lease, SlotState
 from runner.events.events import (
     Event,
     LeaseAcquired,
@@ -25,7 +25,11 @@ from runner.events.events import (
     PoolMissed,
     Recorded,
     RunEnded,
+    RunPlaced,
     RunStarted,
+    RunSubmitted,
+    RunWaits,
+    RunWithdrawn,
     SnapshotPublished,
     decode,
     encode,
@@ -38,9 +42,16 @@ from runner.store._database import Connection, Database, Hook
 from runner.store._entries import drop_entry, is_entry, read_entries, write_entry
 from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
 from runner.store._projects import find_project, read_projects, write_project
-from runner.store._rows import storable
 from runner.store._runners import drop_runner, is_runner, read_runners, replace_runner, write_runner
-from runner.store._runs import ALL, find_run, read_runs, run_exists_error
+from runner.store._runs import (
+    ALL,
+    find_run,
+    read_runs,
+    require_pending,
+    run_exists_error,
+    start_run,
+    submit_run,
+)
 from runner.store._slots import (
     change_slot,
     drop_slot,
@@ -71,8 +82,18 @@ else:
 T = TypeVar("T")
 _PAGE = 64  # events that a watcher holds
 
+_OF_PENDING = (RunPlaced, RunWaits, RunWithdrawn)
 _PROJECTED = frozenset[type[Event]](
-    (*get_args(WorkspaceEvent), *get_args(LeaseEvent), PoolMissed, RunStarted, RunEnded, SnapshotPublished)
+    (
+        *get_args(WorkspaceEvent),
+        *get_args(LeaseEvent),
+        PoolMissed,
+        RunSubmitted,
+        *_OF_PENDING,
+        RunStarted,
+        RunEnded,
+        SnapshotPublished,
+    )
 )
 
 
@@ -366,7 +387,7 @@ class Store(Reader):
         await self._restore(_WORKSPACE_JOURNAL, workspace, history)
 
     async def _restore(self, journal: _Journal, owner: str, history: Sequence[Recorded]) -> None:
-        misfits: tuple[type[Exception], ...] = (*self._database.refusals, WorkspaceState)
+        misfits: tuple[type[Exception], ...] = (*self._database.refusals, WorkspaceState, RunExists, RunOver)
 
         def restore() -> list[Recorded]:
             for recorded in history:
@@ -488,7 +509,7 @@ class Store(Reader):
 
     def _named_by(self, event: Event, at: int) -> str | None:
         """Return the runner that the row of an event names, once it is recorded itself."""
-        if self.runner is None or not isinstance(event, RunStarted | LeaseAcquired):
+        if self.runner is None or not isinstance(event, RunSubmitted | RunStarted | LeaseAcquired):
             return None
         write_runner(self._connection, self.runner, at)
         self._registered = True
@@ -519,13 +540,12 @@ def _project(connection: Connection, run: str, at: int, event: Event, runner: st
     project_workspace(connection, run, at, event)
     project_count(connection, event)
     match event:
+        case RunSubmitted() as submitted:
+            submit_run(connection, run, submitted, at, runner)
+        case RunPlaced() | RunWaits() | RunWithdrawn():
+            require_pending(connection, run)
         case RunStarted() as started:
-            connection.execute(
-                "INSERT INTO runs"
-                " (id, name, status, plan, created, key, resumes, rehearsal, manifests, project, runner)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
-                (run, started.name, Status.RUNNING, started.plan, at, started.key, *_sources(started), runner),
-            )
+            start_run(connection, run, started, at, runner)
         case RunEnded(outcome=outcome, exit_code=exit_code):
             connection.execute(
                 "UPDATE runs SET status = ?, exit_code = ?, ended = ? WHERE id = ?",
@@ -544,16 +564,10 @@ def _project(connection: Connection, run: str, at: int, event: Event, runner: st
             forget_leases(connection)
 
 
-def _sources(started: RunStarted) -> list[str | None]:
-    return [
-        said and storable(said) for said in (started.resumes, started.rehearsal, started.manifests, started.project)
-    ]
-
-
 def _key_conflict(connection: Connection, request: _Append) -> RunnerError | None:
     """Return the refusal of an append whose key another run has, if that is the reason."""
     for event in request.events:
-        if isinstance(event, RunStarted) and event.key is not None:
+        if isinstance(event, RunSubmitted | RunStarted) and event.key is not None:
             query = "SELECT id FROM runs WHERE key = ? AND name = ? AND id <> ?"
             for (run,) in connection.execute(query, (event.key, event.name, request.owner)):
                 return run_exists_error(run, event)

@@ -16,13 +16,25 @@ from runner.core.errors import BadStoreUrl, RunOver, StoreFailed
 from runner.core.model import ClockReference, Fence, Lease, SlotState, Status
 from runner.core.sanitize import excerpt
 from runner.core.settings import without_secrets
-from runner.events.events import Event, LeaseAcquired, Recorded, RunEnded, RunStarted, decode, encode
+from runner.events.events import (
+    Event,
+    LeaseAcquired,
+    Recorded,
+    RunEnded,
+    RunPlaced,
+    RunStarted,
+    RunSubmitted,
+    RunWaits,
+    RunWithdrawn,
+    decode,
+    encode,
+)
 from runner.lifecycle.lease import LeaseEvent, advance, check, free
 from runner.lifecycle.pool import NEXT
 from runner.lifecycle.workspace import fold, named
 from runner.ports.store import Cursor, EntryRow, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
 from runner.store._projects import find_project, project_owned_error
-from runner.store._runs import R, begin_with, glob_of, one_run, run_exists_error
+from runner.store._runs import R, begin_with, glob_of, not_pending_error, one_run, run_exists_error
 from runner.store._slots import count_name
 from runner.store._workspaces import one_workspace
 
@@ -76,7 +88,7 @@ class MemoryStore:
         leases, workspaces = self._leased(events, fence, at), self._folded(run, events, at)
         for event in events:
             _project(rows, run, at, event, self._named())
-        keyed = [event for event in events if isinstance(event, RunStarted) and event.key is not None]
+        keyed = [event for event in events if isinstance(event, RunSubmitted | RunStarted) and event.key is not None]
         for started in keyed:
             holder = self._keys.get((str(started.key), started.name), run)
             if holder != run:
@@ -128,7 +140,7 @@ class MemoryStore:
         return self.runner.id if self.runner is not None else None
 
     async def _record_runner(self, events: Sequence[Event]) -> None:
-        if any(isinstance(event, RunStarted | LeaseAcquired) for event in events):
+        if any(isinstance(event, RunSubmitted | RunStarted | LeaseAcquired) for event in events):
             await self.register()
 
     async def register(self) -> None:
@@ -303,23 +315,32 @@ def _page(rows: list[R], before: Cursor | None, limit: int | None) -> list[R]:
 
 
 def _project(rows: dict[str, RunRow], run: str, at: int, event: Event, runner: str | None) -> None:
-    if isinstance(event, RunStarted) and run not in rows:
+    if isinstance(event, RunSubmitted) and run in rows:
+        raise run_exists_error(run, event)
+    if isinstance(event, RunSubmitted | RunStarted) and run not in rows:
         rows[run] = RunRow(
             id=run,
             name=event.name,
-            status=Status.RUNNING,
+            status=Status.PENDING,
             exit_code=None,
             plan=event.plan,
             created=at,
             ended=None,
-            resumes=event.resumes,
-            rehearsal=event.rehearsal,
             manifests=event.manifests,
-            runner=runner,
             project=event.project,
+            runner=runner,
         )
     if run not in rows:
         raise StoreFailed(f"run `{run}` has not started")
+    is_pending = rows[run].status == Status.PENDING
+    if isinstance(event, RunStarted) and is_pending:
+        rows[run] = replace(
+            rows[run], status=Status.RUNNING, runner=runner, resumes=event.resumes, rehearsal=event.rehearsal
+        )
+    elif (isinstance(event, RunStarted) and rows[run].ended) or (
+        isinstance(event, RunPlaced | RunWaits | RunWithdrawn) and not is_pending
+    ):
+        raise not_pending_error(run)
     if isinstance(event, RunEnded):
         if rows[run].ended is not None:
             raise RunOver(f"run `{run}` has ended already")

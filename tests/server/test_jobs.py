@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.ops.runs.test_two_hosts import stop_hearts
 from tests.providers.test_kubernetes import Api
 from tests.server.test_runs import follow
 from tests.server.test_webhooks import HOOKS, PUSH, github
+from tests.support.folder_contents import folder
 from tests.support.needs import POSTGRES, ROOT
 from tests.support.server import Served, serving
 from tests.support.situations import Project, document, until
@@ -45,36 +47,32 @@ def test_a_run_of_a_server_is_a_job_and_is_followed_and_shown_there(project: Pro
         until(lambda: jobs(api) == [], 30)
 
     assert made == [f"runner-{run}"]
-    assert (events[0]["type"], events[-1]["type"], events[-1]["exit_code"]) == ("RunStarted", "RunEnded", 0)
+    assert (events[0]["type"], events[-1]["type"], events[-1]["exit_code"]) == ("RunSubmitted", "RunEnded", 0)
     assert b"the agent works in a pod" in logs
     assert "output/report.md" in files
     assert not (project.home / "state" / "runs" / run).exists(), "it ran elsewhere"
 
 
-@pytest.mark.nightly
-def test_a_run_whose_job_waits_is_pending_until_it_is_cancelled(project: Project, api: Api) -> None:
+def test_a_run_whose_job_waits_is_pending_for_every_replica_until_one_of_them_cancels_it(
+    project: Project, api: Api
+) -> None:
     plays(project, WORK)
     api("POST", "/double/unschedulable", "0/3 nodes are available: 3 Insufficient memory.")
-    with served_by(project, "job.not-started") as served:
+    told = ("run.attached", "job.waits", "job.not-started")
+    other = replace(project, home=folder(project.home / "other"))
+    with served_by(project, *told) as served, serving(other, token="others") as replica:
         run, again = (start(served, key="build-7") for _ in range(2))
-        stream = served.send("GET", f"/api/v1/runs/{run}/events")
-        assert served.process.stderr is not None
-        said = served.process.stderr
-        for _ in (run, again):  # each is told what it waits for
-            until(lambda: "0/3 nodes are available" in said.readline())
-        shown, page = served.get(f"/runs/{run}"), served.ask("GET", f"/api/v1/runs/{run}/report").raw.decode()
-        cancelled = served.ask("POST", f"/api/v1/runs/{run}/cancel").status
+        until(lambda: replica.get("/runs")["runs"][0]["waits"], 30)
+        listed, shown = replica.get("/runs?state=pending")["runs"][0], replica.get(f"/runs/{run}")
+        table = other.runner("runs", "list", "--all").out
+        cancelled = replica.ask("POST", f"/api/v1/runs/{run}/cancel").status
         until(lambda: jobs(api) == [], 30)
-        until(lambda: served.ask("GET", f"/api/v1/runs/{run}").status == 503, 20)
-        never = served.ask("GET", f"/api/v1/runs/{run}")
-        with closing(stream):
-            followed = stream.getresponse().read()
-        until(lambda: served.ask("GET", "/healthz").status == 200)
+        last = follow(replica, run)[-1]
 
     assert again == run
-    assert (shown["status"], shown["name"], "work" in page, cancelled) == ("pending", "work", True, 204)
-    assert (never.code, "was stopped before it began" in never.json["detail"]) == ("job.not-started", True)
-    assert b"event: lost" in followed
+    assert (listed["id"], listed["state"], shown["status"]) == (run, "pending", "pending")
+    assert [told for told in (listed["waits"], shown["waits"], table) if "no node has room for it" not in told] == []
+    assert (cancelled, last["type"], last["exit_code"]) == (204, "RunEnded", 130)
 
 
 @pytest.mark.parametrize(

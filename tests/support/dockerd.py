@@ -136,11 +136,13 @@ def mortal(name: str) -> Iterator[Daemon]:
     DOCKER.require()
     daemon = Daemon(Path("/tmp", f"runner-dockerd-{name}-{os.getpid()}"))
     daemon.start()
-    daemon.make_image()
-    yield daemon
-    if not daemon.answers():
-        daemon.start()
-    daemon.stop()
+    try:
+        daemon.make_image()
+        yield daemon
+    finally:
+        if not daemon.answers():
+            daemon.start()
+        daemon.stop()
 
 
 def _runtimes() -> dict[str, dict[str, object]]:
@@ -162,11 +164,11 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def root_file_system() -> bytes:
-    """Programs of this host with what they are linked to, and Python's library."""
+def root_file_system(*more: str) -> bytes:
+    """Programs of this host, and ``more``, with what they are linked to, and Python's library."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        found = {path for path in (shutil.which(program, path=PATH) for program in _PROGRAMS.split()) if path}
+        found = {path for path in (shutil.which(program, path=PATH) for program in (*_PROGRAMS.split(), *more)) if path}
         library = _output(["python3", "-SIc", "import sysconfig; print(sysconfig.get_path('stdlib'))"]).strip()
         modules = [str(module) for module in Path(library, "lib-dynload").glob("*.so")]
         add_programs(tar, sorted(found | set(libraries([*found, *modules]))))

@@ -9,7 +9,9 @@ from msgspec import Struct
 
 from runner.artifacts.run_lock import is_locked
 from runner.core.home import run_directory
-from runner.lifecycle.liveness import is_dead, is_local, place
+from runner.core.model import Status
+from runner.events.events import RunPlaced
+from runner.lifecycle.liveness import is_dead, is_local, is_silent, place
 from runner.ops.host.state import this_runner
 from runner.ports.store import Reader, RunnerRow, RunRow
 
@@ -43,7 +45,15 @@ async def read_liveness(store: Reader, home: Path) -> Liveness:
 
 
 async def is_lost(store: Reader, home: Path, row: RunRow) -> bool:
-    """Tell whether a run without an end has lost its runner."""
+    """Tell whether a run without an end has lost its runner.
+
+    A pending one goes on without, once somebody may have made its Job.
+    """
+    if row.status == Status.PENDING.value:
+        runners = {one.id: one for one in await store.runners()}
+        if not is_silent(runners.get(row.runner or ""), await store.now()):
+            return False
+        return not any(isinstance(one.event, RunPlaced) for one in await store.events(row.id))
     if is_locked(run_directory(home, row.id)):
         return False
     return (await read_liveness(store, home)).is_dead(row.runner, locked=False)

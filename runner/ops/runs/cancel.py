@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -13,10 +12,8 @@ from runner.core.errors import RunElsewhere, RunnerError
 from runner.core.settings import Settings
 from runner.ops.host.liveness import is_lost
 from runner.ops.host.state import open_state
+from runner.ops.runs.pending import cancel_pending, is_pending
 from runner.ports.store import EntryRow, Store
-
-if TYPE_CHECKING:
-    from runner.engine.stopping import RunCancellation
 
 _KIND = "cancel"  # of entries, each named after its run
 _LOOK = 1.0  # seconds between looks for requests
@@ -37,6 +34,8 @@ async def request_cancel(store: Store, home: Path, run: str) -> str:
     has ended, or whose runner is gone or does not answer.
     """
     row = await store.find(run)
+    if is_pending(row) and await cancel_pending(store, row):
+        return row.id
     if row.ended is not None:
         raise RunElsewhere(f"run `{row.id}` has ended", hint=f"see `runner runs show {row.id}`")
     if await is_lost(store, home, row):
@@ -55,11 +54,12 @@ async def request_cancel(store: Store, home: Path, run: str) -> str:
     raise RunElsewhere(f"the runner of run `{row.id}` has not answered for {_PATIENCE:g} s", hint=hint)
 
 
-async def heed_requests(store: Store, runs: Mapping[str, RunCancellation]) -> None:
-    """Stop runs of this process, by id, whenever somebody asks for it; never returns."""
+async def heed_requests(store: Store, stops: Callable[[], Mapping[str, Callable[[], None]]]) -> None:
+    """Stop runs of this process whenever somebody asks for it; ``stops`` has what does it, by id. Never returns."""
     while True:
         await trio.sleep(_LOOK)
         with suppress(RunnerError):  # the store may be away for a while, and who asks waits
             for request in await store.entries(_KIND):
-                if request.name in runs and await store.remove_entry(_KIND, request.name):
-                    runs[request.name].stop()
+                stop = stops().get(request.name)
+                if stop is not None and await store.remove_entry(_KIND, request.name):
+                    stop()

@@ -72,12 +72,19 @@ def dependencies_of(
 
 
 def event_writer(store: Store, sinks: Sequence[Sink], redactor: Redactor) -> Append:
-    """Return the function that appends events to the store, without secrets, and then passes them to the sinks."""
+    """Return the function that appends events to the store, without secrets, and then passes them to the sinks.
+
+    With the first events of a run come those that it had when it was pending.
+    """
+    begun: set[str] = set()
 
     async def append(run: str, events: Sequence[ev.Event], fence: Fence | None) -> Sequence[ev.Recorded]:
         if redactor:
             events = [ev.with_texts(event, redactor.text) for event in events]
-        recorded = await store.append(run, events, fence=fence)
+        recorded: Sequence[ev.Recorded] = await store.append(run, events, fence=fence)
+        if run not in begun and recorded[0].seq > 1:
+            recorded = await store.events(run, limit=recorded[-1].seq)
+        begun.add(run)
         refusal: OSError | None = None
         for one, sink in product(recorded, sinks):
             try:

@@ -38,7 +38,7 @@ class StoredRun(Struct, frozen=True):
 
 
 TIMED_OUT = "timed-out"  # how a listing calls a run that failed because its time was over
-STATES = (*(status.value for status in Status if status is not Status.PENDING), TIMED_OUT)
+STATES = (*(status.value for status in Status), TIMED_OUT)
 DEADLINE = 124  # the exit code of such a run
 
 
@@ -63,7 +63,7 @@ class RunFilter(Struct, frozen=True, kw_only=True):
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
-    """A row of a run list; ``reason`` and ``message`` say why the run did not succeed.
+    """A row of a run list; ``reason`` and ``message`` say why the run did not succeed, or for what it waits.
 
     ``cost_usd`` is ``None`` without a model, and when a price is unknown.
     """
@@ -128,6 +128,8 @@ async def _listed(row: RunRow, store: Reader) -> RunSummary:
         record = replay(row.id, await store.events(row.id))
     except (KeyError, TypeError, AttributeError, StoreDamaged):
         return RunSummary(row=row, state=state_of(row), message="its events are damaged: `runner store rebuild`")
+    if record.status is Status.PENDING:
+        return RunSummary(row=row, state=state_of(row), message=record.waits and f"waits: {record.waits}")
     outcome = record.outcome
     cost = used(record).cost_usd if record.models or record.reported_usage else None
     if outcome is None or outcome.status is Status.SUCCEEDED:
@@ -135,11 +137,16 @@ async def _listed(row: RunRow, store: Reader) -> RunSummary:
     return RunSummary(row=row, state=state_of(row), reason=outcome.reason, message=outcome.message, cost_usd=cost)
 
 
+def not_ended(row: RunRow) -> bool:
+    """Tell whether a run has begun and not ended."""
+    return row.ended is None and row.status != Status.PENDING.value
+
+
 async def _read_rows(store: Reader, settings: Settings, wanted: RunFilter) -> list[RunRow]:
     """Read the matching runs of any directory; status ``lost`` means that its runner died before its end."""
     read = partial(store.runs, status=wanted.status, name=wanted.name, since=wanted.since)
     rows = await read()
-    suspects = {row.id for row in rows if row.ended is None and await is_lost(store, settings.home, row)}
+    suspects = {row.id for row in rows if not_ended(row) and await is_lost(store, settings.home, row)}
     if suspects:  # asked again, for a runner writes the end before it lets go
         rows = await read()
     rows = [replace(r, status=Status.LOST) if r.id in suspects and r.ended is None else r for r in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -20,7 +20,6 @@ from runner.core.settings import Settings
 
 _SOON, _LATER = 1.0, 5.0  # seconds between looks at the cluster, while something is about to change there and else
 _ASKED = 3  # Jobs without a pod whose events are read at each look
-_BATCH = "batch/v1"
 _HEARD = 0.2  # seconds between looks at a worker that is told to end
 
 
@@ -28,46 +27,40 @@ class JobTable:
     """The Jobs of a process, by their runs. All have one label, by which they are looked at."""
 
     def __init__(self, objects: ClusterObjects) -> None:
-        self._objects = objects
+        self.objects = objects
         self.submission = run_id(secrets.token_bytes(8))
         self._states: dict[str, job.JobState] = {}
         self._submissions: dict[str, str] = {}  # of the runs' Jobs; another process may have made one before
-        self._followers: Counter[str] = Counter()  # of the runs' Jobs: each call with the key of a run is one
         self._waiting: set[str] = set()  # runs whose Job is about to begin, or to be over
         self._is_allowed = False
 
     @property
     def namespace(self) -> str:
-        return self._objects.namespace
+        return self.objects.namespace
+
+    @property
+    def server(self) -> str:
+        return self.objects.server
 
     async def require_rights(self) -> None:
         """Raise ``ProviderFailed`` unless this process may make Jobs; asked until the cluster has said yes."""
         if not self._is_allowed:
-            await require_rights(self._objects, JOB_RIGHTS)
+            await require_rights(self.objects, JOB_RIGHTS)
             self._is_allowed = True
 
     async def make(self, shape: job.JobShape) -> Object | None:
         """Make a Job, or return the one that the run has; ``None`` when that is gone by now. Raises ``Refused``."""
-        made = await self._objects.create(self._objects.path("jobs", group=_BATCH), job.job(shape), again=True)
+        made = await self.objects.create(self.objects.path("jobs", group=job.BATCH), job.job(shape), again=True)
         if made is None:
             return None
         self._submissions[shape.run] = str((made["metadata"].get("labels") or {}).get(job.SUBMISSION, self.submission))
         self._states.setdefault(shape.run, job.JobState())
-        self._followers[shape.run] += 1
         self._waiting.add(shape.run)
         return made
 
     async def give_plan(self, run: str, text: str, made: Object) -> None:
         """Make the plan that a Job waits for. Raises ``Refused``."""
-        await self._objects.create(self._objects.path("configmaps"), job.plan_map(run, text, made))
-
-    def is_of_another(self, run: str) -> bool:
-        """Tell whether another call or process has made the Job of a run before."""
-        return self._followers[run] > 1 or self._submissions[run] != self.submission
-
-    async def has(self, run: str) -> bool:
-        """Tell whether the cluster has a Job of a run, whoever has made it."""
-        return await self._objects.get(self._objects.path("jobs", job.job_name(run), group=_BATCH)) is not None
+        await self.objects.create(self.objects.path("configmaps"), job.plan_map(run, text, made))
 
     def state(self, run: str) -> job.JobState:
         """Return the state of a run's Job as it was at the last look."""
@@ -83,25 +76,23 @@ class JobTable:
 
     async def delete(self, run: str) -> bool:
         """Delete a Job with its pod and its plan; tell whether the cluster took that. Otherwise it goes by itself."""
-        path = self._objects.path("jobs", job.job_name(run), group=_BATCH)
+        path = self.objects.path("jobs", job.job_name(run), group=job.BATCH)
         try:
-            await self._objects.delete(path, propagationPolicy="Background")
+            await self.objects.delete(path, propagationPolicy="Background")
         except ProviderFailed:
             return False
         return True
 
     def forget(self, run: str) -> None:
-        """End what ``make`` has begun: who has made the Job of a run needs it no more."""
-        self._followers[run] -= 1
-        if not self._followers[run]:
-            self._waiting.discard(run)
-            del self._followers[run], self._states[run], self._submissions[run]
+        """End what ``make`` has begun: nobody asks for the Job of a run any more."""
+        self._waiting.discard(run)
+        del self._states[run], self._submissions[run]
 
     async def worker_ended(self, run: str) -> None:
         """Wait until no worker of a deleted Job runs any more, nor will."""
         selector = f"{job.RUN}={run},{job.SUBMISSION}={self._submissions[run]}"
         while True:
-            found = await self._objects.get(self._objects.path("pods"), labelSelector=selector)
+            found = await self.objects.get(self.objects.path("pods"), labelSelector=selector)
             if not any(map(_may_run, (found or {}).get("items") or ())):
                 return
             await trio.sleep(_HEARD)
@@ -119,8 +110,8 @@ class JobTable:
             return
         first, *others = sorted({*self._submissions.values()})
         selector = f"{job.SUBMISSION} in ({','.join((first, *others))})" if others else f"{job.SUBMISSION}={first}"
-        jobs = _by_run(await self._objects.get(self._objects.path("jobs", group=_BATCH), labelSelector=selector))
-        pods = _by_run(await self._objects.get(self._objects.path("pods"), labelSelector=selector))
+        jobs = _by_run(await self.objects.get(self.objects.path("jobs", group=job.BATCH), labelSelector=selector))
+        pods = _by_run(await self.objects.get(self.objects.path("pods"), labelSelector=selector))
         left = _ASKED
         for run in made & self._states.keys():
             if run not in jobs:
@@ -135,7 +126,7 @@ class JobTable:
     async def _events(self, run: str) -> Sequence[Object]:
         selector = f"involvedObject.kind=Job,involvedObject.name={job.job_name(run)}"
         with suppress(ProviderFailed):  # not everybody may read them
-            found = await self._objects.get(self._objects.path("events"), fieldSelector=selector)
+            found = await self.objects.get(self.objects.path("events"), fieldSelector=selector)
             return (found or {}).get("items") or ()
         return ()
 
@@ -151,6 +142,15 @@ async def open_jobs(settings: Settings) -> AsyncIterator[JobTable]:
         async with open_services() as services:
             services.start_soon(table.keep_looking)
             yield table
+
+
+async def read_job(objects: ClusterObjects, run: str) -> job.JobState:
+    """Return the state of the Job of a run, whoever has made it. Raises ``ProviderFailed``."""
+    found = await objects.get(objects.path("jobs", job.job_name(run), group=job.BATCH))
+    if found is None:
+        return job.GONE
+    pods = await objects.get(objects.path("pods"), labelSelector=f"{job.RUN}={run}")
+    return job.judge(found, (pods or {}).get("items") or ())
 
 
 def _may_run(pod: Object) -> bool:

@@ -7,15 +7,14 @@ dies, the Jobs that are made go on.
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
+from itertools import product
 
 import trio
-from msgspec import field
 from msgspec.structs import replace
 
 from runner.cluster import job
@@ -29,33 +28,33 @@ from runner.core.errors import (
     ProviderFailed,
     Rejected,
     RunElsewhere,
+    RunExists,
     RunnerError,
     RunUnfinished,
     UnfitForJob,
 )
 from runner.core.ids import run_id
-from runner.core.model import Status
+from runner.core.model import Outcome, Status
 from runner.core.nurseries import open_services, unwrapping_groups
-from runner.core.redact import Redactor
-from runner.core.sanitize import excerpt
 from runner.core.settings import Settings, size_text
 from runner.engine.execute import execute
-from runner.engine.run import record_skipped_run
 from runner.engine.stopping import RunCancellation
-from runner.events.events import Recorded
+from runner.events.events import Recorded, RunPlaced, RunWaits
 from runner.events.record import RunRecord, replay
 from runner.ops.host.liveness import is_run_lost
 from runner.ops.host.state import make_home, open_state
 from runner.ops.planning.job_fitness import job_faults
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.planning.plan_file import text_of
+from runner.ops.runs import pending
 from runner.ops.runs.attach import follow
-from runner.ops.runs.cancel import request_cancel
-from runner.ops.runs.dependencies import Advise, event_writer, ignore
+from runner.ops.runs.cancel import heed_requests, request_cancel
+from runner.ops.runs.dependencies import Advise, ignore
 from runner.ops.runs.fetched import following, read_back
 from runner.ops.runs.history import locate
+from runner.ops.runs.job_run import JobRun, outcome_of, skipped
 from runner.ops.runs.job_table import JobTable, open_jobs
-from runner.ops.runs.start import RunHandle, outputs_for
+from runner.ops.runs.start import outputs_for
 from runner.plan.graph import Graph
 from runner.plan.model import RunPlan
 from runner.ports.sink import Sink
@@ -69,55 +68,6 @@ _FETCH = 180.0  # seconds for a worker to send what a run has left
 _PAUSE = 5.0  # seconds until a quota is tried again
 _RECORD = 10.0  # seconds to record runs that are not made any more
 _ENDLESS = "1000000"  # workspaces: in a cluster its quotas count
-
-
-class JobRun(RunHandle, kw_only=True):
-    """A run that is, or will be, a Job. ``error`` is why there is no ``record`` of its end.
-
-    ``control`` is of the following only. Of the ``stops`` that were asked for, the worker was told ``heard``.
-    """
-
-    made: bool = False  # its Job
-    attached: bool = False  # it was there before
-    decided: trio.Event = field(default_factory=trio.Event)  # its Job is made, or there will be none
-    stops: int = 0
-    heard: int = 0
-    asked: trio.Event = field(default_factory=trio.Event)
-    error: RunnerError | None = None
-    looked: float = -math.inf
-
-    def stopped(self, when: str) -> JobNotStarted:
-        """Return the error of a run that somebody has stopped here before it had a record."""
-        error = JobNotStarted(f"run `{self.plan.name}` was stopped before {when}")
-        error.exit_code = 130  # as a run ends that is cancelled
-        return error
-
-    def cancel(self) -> None:
-        self.stops += 1
-        self.asked.set()
-
-    async def until_begun(self) -> None:
-        """Wait for its first event. Raises why there will be none."""
-        first = trio.Event()
-
-        async def tell(event: trio.Event) -> None:
-            await event.wait()
-            first.set()
-
-        async with open_services() as services:
-            for event in (self.begun, self.ended):
-                services.start_soon(tell, event)
-            await first.wait()
-        if self.error is not None and not self.begun.is_set():
-            raise self.error
-
-    async def wait(self) -> RunRecord:
-        """Return its record when it has ended. Raises why there is none."""
-        await self.ended.wait()
-        if self.record is None:
-            assert self.error is not None
-            raise self.error
-        return self.record
 
 
 class SubmittedRuns:
@@ -138,6 +88,7 @@ class SubmittedRuns:
         self._planned, self._settings, self._store, self.table = planned, settings, store, table
         self._sinks, self._key, self._advise = sinks, key, advise
         self._told: set[str] = set()
+        self.recorded = trio.Event()  # every run is pending in the store, or attached
         self.runs = {plan.name: self._handle(plan) for plan in planned.plan.runs}
         self._is_shown = shown and len(self.runs) <= MOST_FOLLOWED
         self._brings_back = shown
@@ -170,32 +121,39 @@ class SubmittedRuns:
         return [run.error for run in self.runs.values() if run.error is not None]
 
     async def leave(self) -> None:
-        """Record the runs that nobody will make, since this process ends; those that are Jobs go on."""
+        """Give up the runs that nobody will make, since this process ends; those that are Jobs go on."""
         with trio.move_on_after(_RECORD), suppress(RunnerError):
             for run in self.runs.values():
-                if not run.made and not run.ended.is_set() and not await self._is_of_another(run):
-                    await self._skip(run, "who would have made its Job has ended")
+                if not run.made and not run.attached and not run.ended.is_set():
+                    await pending.give_up(self._store, run.id, *skipped("who would have made its Job has ended"))
 
-    async def _is_of_another(self, run: JobRun) -> bool:
-        """Tell whether an earlier call with the key of a run carries it out."""
-        return self._key is not None and bool(await self._store.events(run.id) or await self.table.has(run.id))
+    def stops(self) -> dict[str, Callable[[], None]]:
+        """Return what stops each run that no worker hears for yet, by its id."""
+        return {run.id: run.cancel for run in self.runs.values() if run.is_pending and not run.attached}
 
     async def carry_out(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for run in self.runs.values():
+                nursery.start_soon(self._submit, run)
+        self.recorded.set()
         await execute(Graph({name: run.plan.needs for name, run in self.runs.items()}), self._one)
 
     async def _one(self, name: str) -> None:
         run = self.runs[name]
         try:
             async with self._rooms[run.plan.group]:
-                if not await self._attach(run):
+                if not run.attached:
                     if (why := self._blocker(run)) is not None:
-                        run.record = await self._skip(run, why)
+                        run.record = await self._give_up(run, *skipped(why))
                         return
                     await self._make(run)
                 record = await self._follow(run)
-                run.record = await self._bring_back(run, record)
+                run.record = await self._bring_back(run, record) if record.started else record
         except RunnerError as error:
             run.error = error
+            if run.is_pending and not run.attached:
+                with suppress(RunnerError):
+                    run.record = await self._give_up(run, *outcome_of(error))
         finally:
             if run.made:
                 self.table.forget(run.id)
@@ -212,21 +170,31 @@ class SubmittedRuns:
                 return f"needs {need}, which {record.status.value if record is not None else 'did not start'}"
         return None
 
-    async def _skip(self, run: JobRun, why: str) -> RunRecord:
-        append = event_writer(self._store, self._sinks, Redactor())
+    async def _submit(self, run: JobRun) -> None:
+        """Record a run as pending; of one that is there already, take over what nobody follows any more."""
         digest, manifests = self._planned.plan.digest, str(self._planned.path.resolve())
-        return await record_skipped_run(
-            run.plan, digest, id=run.id, append=append, reason=why, key=self._key, manifests=manifests
-        )
+        try:
+            await pending.submit(self._store, run.id, run.plan, digest, key=self._key, manifests=manifests)
+        except RunExists as taken:
+            row = await self._store.find(taken.run)
+            left = row.id == run.id and pending.is_pending(row) and await pending.read_pending(self._store, row)
+            if left and await self._store.take_run(row.id, row.runner):
+                return
+            run.id, run.attached = taken.run, True
+            run.decided.set()
+            self._advise(Attached(f"{taken.message}: attached to it, nothing is started"))
+
+    async def _give_up(self, run: JobRun, outcome: Outcome, code: int) -> RunRecord | None:
+        """End a run that has not begun, and tell the sinks; return nothing for one that has begun after all."""
+        seen = run.seen
+        if not await pending.give_up(self._store, run.id, outcome, code):
+            return None
+        history = await self._store.events(run.id)
+        for recorded, sink in product(history[seen:], self._sinks):
+            sink(recorded)
+        return replay(run.id, history)
 
     # --- Jobs ------------------------------------------------------------------------------------
-
-    async def _attach(self, run: JobRun) -> bool:
-        """Tell whether the store has this run already, from an earlier call with its key."""
-        if self._key is None or not await self._store.events(run.id):
-            return False
-        self._tell_attached(run)
-        return True
 
     async def _make(self, run: JobRun) -> None:
         """Make the Job of a run, and its plan: both, or nothing."""
@@ -246,15 +214,12 @@ class SubmittedRuns:
             hint = "see `runner cluster manifest`: what its account `runner-submitter` may do is needed here"
             raise JobNotStarted(f"run `{run.plan.name}` cannot be a Job: {error.message}", hint=hint) from error
 
-    def _tell_attached(self, run: JobRun) -> None:
-        run.attached = True
-        run.decided.set()
-        said = f"run `{run.id}` has the name `{run.plan.name}` and the key `{excerpt(self._key or '')}`"
-        self._advise(Attached(f"{said}: attached to it, nothing is started"))
-
     async def _create(self, run: JobRun) -> Object:
         """Make a Job, as soon as the namespace's quota lets it. Raises ``JobNotStarted`` when it is stopped before."""
         shape = self._shape(run)
+        place = RunPlaced(job.job_name(run.id), self.table.namespace, self.table.server)
+        if not await pending.tell(self._store, run.id, place):
+            raise run.stopped("its Job was made")
         while True:
             try:
                 made = await self.table.make(shape)
@@ -263,7 +228,7 @@ class SubmittedRuns:
                     raise
                 hint = "it is made when others are gone; Ctrl-C gives it up"
                 waits = f"the quota of the namespace is used up: {error.message}"
-                self._tell(run, job.JobState(waits=waits, hint=hint))
+                await self._tell(run, job.JobState(waits=waits, hint=hint))
                 with trio.move_on_after(_PAUSE):
                     await run.asked.wait()
                 if run.stops:
@@ -272,8 +237,6 @@ class SubmittedRuns:
             if made is None:  # the earlier one of its name is gone by now
                 continue
             run.made = True
-            if self.table.is_of_another(run.id):
-                self._tell_attached(run)
             run.decided.set()
             return made
 
@@ -305,10 +268,13 @@ class SubmittedRuns:
             priority_class=settings.worker_priority,
         )
 
-    def _tell(self, run: JobRun, state: job.JobState) -> None:
-        """Tell for what Jobs wait, once for all that wait for the same."""
+    async def _tell(self, run: JobRun, state: job.JobState) -> None:
+        """Tell for what a Job waits: its own record, and here once for all that wait for the same."""
         kind = state.waits.partition(":")[0]
-        if kind not in self._told:
+        if kind != run.waits:
+            run.waits = kind
+            await pending.tell(self._store, run.id, RunWaits(state.waits))
+        if kind and kind not in self._told:
             self._told.add(kind)
             self._advise(JobWaits(f"the Job of run `{run.plan.name}` waits: {state.waits}", hint=state.hint))
 
@@ -325,7 +291,7 @@ class SubmittedRuns:
             arrive = follower.arrive if follower is not None else None
             lost = partial(self._is_lost, run)
             try:
-                return await follow(
+                record = await follow(
                     run.id,
                     self._store,
                     [partial(self._seen, run), *self._sinks],
@@ -335,17 +301,27 @@ class SubmittedRuns:
                     look=_LOOK,
                 )
             except RunUnfinished as error:
-                if run.error is not None:
-                    raise run.error from error
+                if run.attached and run.stops:
+                    raise run.left() from error
                 with suppress(ProviderFailed):
                     await self.table.look()
                 why = self.table.state(run.id).why
                 hint = f"`runner recover {run.id}` ends it"
                 raise JobLost(f"{error.message}" + (f": {why}" if why else ""), hint=hint) from error
+        if not record.started:
+            await self._clear(run)
+        return record
+
+    async def _clear(self, run: JobRun) -> None:
+        """Delete the Job of a run that was given up: a worker that begins just now ends by itself."""
+        if run.made and await self.table.delete(run.id):
+            with trio.move_on_after(run.plan.stop_budget_seconds + _LATE), suppress(ProviderFailed):
+                await self.table.worker_ended(run.id)
 
     def _seen(self, run: JobRun, recorded: Recorded) -> None:
         run.sink(recorded)
-        self.table.begun(run.id)
+        if run.begun.is_set():
+            self.table.begun(run.id)
 
     async def _is_lost(self, run: JobRun) -> bool:
         """Tell whether nothing more comes of a run: its Job never begins it, or its worker is dead."""
@@ -355,22 +331,16 @@ class SubmittedRuns:
             run.looked = trio.current_time()
             return await is_run_lost(self._store, self._settings.home, run.id)
         state = self.table.state(run.id)
-        error = _why_never(run, state)
-        if error is None:
-            if state.waits:
-                self._tell(run, state)
+        if (error := run.why_never(state)) is None:
+            await self._tell(run, state)
             return False
         run.heard = min(run.stops, 1)  # its end tells a worker that begins just now to stop
-        if not await self.table.delete(run.id):
+        if await pending.give_up(self._store, run.id, *outcome_of(error)):
+            run.error = error
+        else:  # it has begun, and its worker is told to stop
             run.heard = 0
             run.asked.set()
-            return False
-        with trio.move_on_after(run.plan.stop_budget_seconds + _LATE), suppress(ProviderFailed):
-            await self.table.worker_ended(run.id)
-        if await self._store.events(run.id):  # it has begun after all, and tells how it ended
-            return False
-        run.error = error
-        return True
+        return False
 
     async def _heed(self, run: JobRun) -> None:
         """Ask the worker to stop each time that this was asked for here, as soon as it has begun."""
@@ -417,20 +387,6 @@ class SubmittedRuns:
         self._advise(error)
 
 
-def _why_never(run: JobRun, state: job.JobState) -> RunnerError | None:
-    """Say why a run that has not begun never will."""
-    name = run.plan.name
-    if run.stops:
-        return run.stopped("it began")
-    if state.hopeless:
-        return JobNotStarted(f"the Job of run `{name}` does not start: {state.hopeless}", hint=state.hint)
-    if state.over:
-        hint = "look at RUNNER_DATABASE_URL in the Secret of RUNNER_WORKER_SECRET" if not state.why else None
-        why = state.why or "its worker has written to another store"
-        return JobLost(f"the Job of run `{name}` is over before the run began: {why}", hint=hint)
-    return None
-
-
 @asynccontextmanager
 async def submit_runs(
     planned: PlanResult,
@@ -450,8 +406,10 @@ async def submit_runs(
     with unwrapping_groups():
         async with open_state(settings) as store, open_jobs(settings) as table:
             submitting = submit_to(table, planned, settings, store, sinks, key=key, advise=advise)
-            async with submitting as runs:
+            async with submitting as runs, open_services() as services:
+                services.start_soon(heed_requests, store, runs.stops)
                 yield runs
+                await runs.wait()
 
 
 @asynccontextmanager

@@ -35,6 +35,8 @@ from runner.ops.pool.pool import clear_left
 from runner.ops.runs.artifact_copy import Unsent, send_unsent
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.output_copy import copy_output
+from runner.ops.runs.pending import is_pending
+from runner.ops.runs.recover_pending import recover_pending
 from runner.ops.runs.telemetry import tell_again
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
 from runner.ops.workspaces.maintenance import CompletedChange, complete_changes, sweep
@@ -116,6 +118,12 @@ async def recover_runs(
         paths = RunPaths(settings.home, row.id)
         host = _other_host(row, settings, paths, liveness)
         if row.id in behind or (row.ended is not None and (host or _is_whole(row, paths, workspaces))):
+            continue
+        if is_pending(row):
+            found = await recover_pending(store, row, settings, dry_run=dry_run)
+            if run is not None and not found:
+                raise RunUnfinished(f"run `{row.id}` waits for its Job", hint=f"`runner runs cancel {row.id}` ends it")
+            done += found
             continue
         if place := liveness.elsewhere(row.runner):
             if run is not None:

@@ -43,6 +43,7 @@ from runner.ops.runs.cancel import heed_requests
 from runner.ops.runs.dependencies import Advise, dependencies_of, event_writer, ignore
 from runner.ops.runs.history import directory_of
 from runner.ops.runs.messages import check_messages, telling
+from runner.ops.runs.pending import given_up_error
 from runner.ops.runs.secret_values import make_redactor, resolve_secrets
 from runner.ops.runs.telemetry import open_telemetry
 from runner.ops.workspaces.maintenance import reaping
@@ -255,7 +256,7 @@ async def ended_with(started: StartedRuns, store: Store, work: Callable[[], Awai
     """Do the work of some runs beside the block, which ends when they have; what cancels it stops them in order, and
     so do requests in the store.
     """
-    runs = {handle.id: handle.control for handle in started.runs.values()}
+    stops = {handle.id: handle.control.stop for handle in started.runs.values()}
 
     async def shielded() -> None:
         with trio.CancelScope(shield=True):  # bounded by the stop budgets, once the runs are stopped
@@ -265,7 +266,7 @@ async def ended_with(started: StartedRuns, store: Store, work: Callable[[], Awai
         nursery.start_soon(shielded)
         try:
             async with open_services() as services:
-                services.start_soon(heed_requests, store, runs)
+                services.start_soon(heed_requests, store, lambda: stops)
                 yield
                 await started.wait()
         except BaseException:
@@ -274,12 +275,19 @@ async def ended_with(started: StartedRuns, store: Store, work: Callable[[], Awai
 
 
 async def _handle_of(plan: RunPlan, wanted: str | None, store: Store) -> RunHandle:
-    """Make the handle of a run, with the ``wanted`` id. Raises ``UsageError`` unless that is one, and free."""
+    """Make the handle of a run, with the ``wanted`` id.
+
+    Raises ``UsageError`` unless that is one, and free or of a pending run, ``RunElsewhere`` for one that was given up.
+    """
     if wanted is not None and not is_run_id(wanted):
         hint = "twelve of `0-9 a-z`, without i, l, o and u"
         raise UsageError(f"`{excerpt(wanted)}` is not an id of a run", hint=hint)
-    if wanted is not None and await store.events(wanted):
-        raise UsageError(f"there is a run `{wanted}` already", hint="leave the id out, and one is made")
+    if wanted is not None and (history := await store.events(wanted)):
+        record = replay(wanted, history)
+        if record.started:
+            raise UsageError(f"there is a run `{wanted}` already", hint="leave the id out, and one is made")
+        if record.ended is not None:
+            raise given_up_error(record)
     control = RunCancellation(stop_budget_seconds=plan.stop_budget_seconds)
     return RunHandle(id=wanted or run_id(secrets.token_bytes(8)), plan=plan, control=control, store=store)
 

@@ -17,7 +17,7 @@ from runner.core.settings import Settings
 from runner.events.record import RunRecord, fold
 from runner.ops.runs.fetched import read_back
 from runner.ops.runs.header import header_of
-from runner.ops.runs.history import StoredRun
+from runner.ops.runs.history import StoredRun, find_run
 from runner.ops.runs.page import read_page
 from runner.ops.runs.secret_values import make_redactor
 from runner.ops.runs.step_output import StepOutput, translator_of
@@ -29,7 +29,7 @@ from runner.report.html.run import RunContents, values_of
 from runner.report.triage import Result
 from runner.server.events import EventStream
 from runner.server.page.app import Page, View, Visit, fragment
-from runner.server.routes.runs import stored_run, visible
+from runner.server.routes.runs import visible
 
 LOOK = 1.0  # seconds between looks at a run that goes on
 _LINES = (60, 32 << 10)  # of what a step prints that are shown, and their characters
@@ -85,7 +85,7 @@ class LiveRun:
 async def _run(visit: Visit) -> Page:
     settings = visit.server.env.settings
     row = await visible(visit.call())
-    stored = await stored_run(visit.call(), row)
+    stored = await find_run(settings, row.id)
     with suppress(RunnerError):  # what the journal has is shown all the same
         await read_back(stored, settings)
     record = stored.record
@@ -114,7 +114,7 @@ def _graph(stored: StoredRun) -> Drawing | None:
 async def _live(visit: Visit) -> EventStream:
     settings = visit.server.env.settings
     row = await visible(visit.call())
-    stored = await stored_run(visit.call(), row)
+    stored = await find_run(settings, row.id)
     return EventStream(visit.server, row.id, _parts(stored, settings, visit.server.env.store))
 
 

@@ -21,11 +21,11 @@ from runner.client.values import Artifact, Artifacts, Logs, NewRuns, Run, RunLis
 from runner.core.errors import RunnerError, UnknownRun
 from runner.core.model import Status
 from runner.core.sanitize import excerpt
-from runner.events.record import RunRecord
+from runner.events.record import replay
 from runner.ops.host.liveness import is_lost
 from runner.ops.runs.fetched import read_back
 from runner.ops.runs.header import header_of
-from runner.ops.runs.history import DEADLINE, TIMED_OUT, StoredRun, find_run, locate, logs_of, state_of
+from runner.ops.runs.history import DEADLINE, TIMED_OUT, StoredRun, find_run, logs_of, state_of
 from runner.ops.runs.secret_values import make_redactor
 from runner.ops.runs.step_output import translator_of, words_of
 from runner.ops.runs.watch import planned
@@ -64,20 +64,13 @@ class SentEvent(Struct):
 
 
 async def visible(call: Call, *, change: bool = False) -> RunRow:
-    """Return the run that a path names; one whose Job has not begun is pending.
-
-    Raises ``UnknownRun``, why a Job never begins, and ``OutOfScope`` for a change by one that reads.
-    """
+    """Return the run that a path names. Raises ``UnknownRun``, and ``OutOfScope`` for a change by one that reads."""
     id = call.path["id"]
-    row, error = None, None
+    row = None
     with suppress(UnknownRun):
         row = await call.server.env.store.find(id)
-    if row is None and (waiting := call.server.running.waiting(id)) is not None:
-        row, error = waiting.row, waiting.error
     if row is None or row.id != id or not call.token.may_see(row.project):
         raise UnknownRun(f"there is no run `{excerpt(id)}`")
-    if error is not None:
-        raise error
     if change:
         call.require_change(row.project)
     return row
@@ -113,15 +106,8 @@ async def _start(call: Call) -> Reply:
     return Reply(value=StartedRuns(ids), status=202, headers={"location": f"{BASE}/runs/{ids[0].id}"})
 
 
-async def stored_run(call: Call, row: RunRow) -> StoredRun:
-    if row.status == Status.PENDING.value:
-        record = RunRecord(id=row.id, name=row.name, plan=row.plan, status=Status.PENDING)
-        return locate(call.server.env.settings, record)
-    return await find_run(call.server.env.settings, row.id)
-
-
 async def _stored(call: Call) -> StoredRun:
-    return await stored_run(call, await visible(call))
+    return await find_run(call.server.env.settings, (await visible(call)).id)
 
 
 async def _with_files(call: Call, *, whole: bool = False) -> StoredRun:
@@ -218,8 +204,9 @@ async def _resume(call: Call) -> Reply:
 
 async def shown_run(call: Call, row: RunRow) -> Run:
     env = call.server.env
-    is_begun = row.status != Status.PENDING.value
-    lost = is_begun and row.ended is None and await is_lost(env.store, env.settings.home, row)
+    is_pending = row.status == Status.PENDING.value
+    lost = not is_pending and row.ended is None and await is_lost(env.store, env.settings.home, row)
+    waits = replay(row.id, await env.store.events(row.id)).waits if is_pending else ""
     return Run(
         id=row.id,
         name=row.name,
@@ -230,6 +217,7 @@ async def shown_run(call: Call, row: RunRow) -> Run:
         created_at=moment(row.created),
         ended_at=None if row.ended is None else moment(row.ended),
         resumes=row.resumes,
+        waits=waits or None,
     )
 
 

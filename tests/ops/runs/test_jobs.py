@@ -151,7 +151,7 @@ def test_a_stop_before_the_worker_is_the_runner_leaves_no_run(project: Project, 
     _, err = applied.communicate(timeout=60)
 
     assert (applied.returncode, "was stopped before it began" in err) == (130, True), err
-    assert (project.json("runs", "list", "--all"), names(api, "pods")) == ([], [])
+    assert (newest(project)["status"], names(api, "pods")) == ("cancelled", [])
 
 
 @pytest.mark.nightly
@@ -181,8 +181,8 @@ def step_of(project: Project, name: str) -> str:
     ("setting", "words"),
     [
         pytest.param(
-            {"RUNNER_WORKER_IMAGE": "registry.example/gone:2"},
-            ["its node cannot pull image `registry.example/gone:2`: ErrImagePull", "RUNNER_WORKER_IMAGE"],
+            {"RUNNER_WORKER_IMAGE": "registry.example/never:1"},
+            ["its node cannot pull image `registry.example/never:1`: ErrImageNeverPull", "RUNNER_WORKER_IMAGE"],
             id="image",
         ),
         pytest.param(
@@ -202,7 +202,7 @@ def test_a_job_that_never_starts_is_told_and_leaves_nothing(
 
     assert (done.code, done.errors) == (4, ["job.not-started"]), done.err
     assert [word for word in words if word not in done.err] == []
-    assert project.json("runs", "list", "--all") == []
+    assert (newest(project)["status"], newest(project)["exit_code"]) == ("failed", 4)
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,9 @@ class _Worker:
             time.sleep(0.1)
         if ("pods", self._name) not in self._double.objects:
             return
+        if "/never" in container["image"]:
+            self._wait_in("ErrImageNeverPull", "its policy is Never")
+            return
         if container["image"] not in self._double.worlds.images:
             self._wait_in("ErrImagePull", f"{container['image']}: not found")
             return
