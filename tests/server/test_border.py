@@ -162,11 +162,11 @@ def test_what_is_not_known_is_refused_on_time(guesses: dict[str, tuple[Guess, Gu
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_no_difference_in_time_tells_what_there_is(guesses: dict[str, tuple[Guess, Guess]]) -> None:
-    """Of a thousand tries of each, in turns, the quarter that took longest is what else the machine was doing."""
+    """Of a thousand tries of each, in turns, the quickest quarter has the least of what else the machine was doing."""
     ratios = {}
     for name, pair in guesses.items():
         tries = [[seconds(guess)[1] for guess in pair] for _ in range(1000)]
-        there, absent = (statistics.median(sorted(column)[:750]) for column in zip(*tries, strict=True))
+        there, absent = (statistics.median(sorted(column)[:250]) for column in zip(*tries, strict=True))
         ratios[name] = there / absent
 
     assert all(0.97 < ratio < 1.03 for ratio in ratios.values()), ratios
