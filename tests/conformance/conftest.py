@@ -196,13 +196,16 @@ BY_DAY = {  # of these kinds; the rest is for the night
     },
     PROCESS: (ALWAYS - _HOST_GAPS.keys()) | {"test_a_signal_is_told_from_success"},
     # They share a class: volumes, mirrored trees and what a daemon does are what is particular here.
-    VOLUMES: (ALWAYS - _VOLUME_GAPS.keys())
-    | {
+    VOLUMES: {
+        "test_it_is_available_and_gives_a_reason_for_every_gap",
+        "test_isolation_read_back_is_what_holds",
+        "test_protected_paths_that_do_not_exist_are_no_error_and_cannot_be_created",
+        "test_protected_paths_are_read_only_in_place_and_the_rest_is_writable",
+        "test_moving_the_parent_of_a_protected_path_away_fails",
+        "test_a_shared_workspace_is_in_its_project_which_it_sees_whole",
         "test_destroying_leaves_nothing_of_a_hostile_tree",
         "test_home_persists_and_a_fresh_one_does_not",
         "test_the_tree_is_read_from_here_as_its_commands_see_it",
-        "test_memory_over_the_limit_ends_the_offender_and_says_why_and_the_workspace_lives",
-        "test_what_takes_more_processor_than_it_may_is_throttled_and_lives",
     },
     PODS: {
         "test_it_is_available_and_gives_a_reason_for_every_gap",

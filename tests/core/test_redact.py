@@ -371,7 +371,7 @@ def test_wrapped_lines_in_json_hide_nothing(written: Callable[[bytes], bytes], l
 
 
 def test_however_it_is_written_and_cut_up_it_is_hidden_and_nothing_else() -> None:
-    _fuzz(12, 10_000)
+    _fuzz(12, 4_000)
 
 
 @pytest.mark.nightly

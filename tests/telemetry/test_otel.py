@@ -100,7 +100,10 @@ def test_calls_of_a_model_are_spans_by_the_conventions_for_genai(project: Projec
     assert found == {"input": 100, "output": 20}
 
 
-@pytest.mark.parametrize("fault", ["away", "refuses", "silent"])
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param("away", marks=pytest.mark.nightly), pytest.param("refuses", marks=pytest.mark.nightly), "silent"],
+)
 def test_a_collector_that_takes_nothing_neither_fails_nor_holds_up_a_run(project: Project, fault: str) -> None:
     project.script("echo work > made")
     with collecting(status=503 if fault == "refuses" else 200, delay=60 if fault == "silent" else 0) as collector:

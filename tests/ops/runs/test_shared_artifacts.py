@@ -263,8 +263,8 @@ def test_a_copy_that_was_changed_is_refused_by_the_journal(on_s3: tuple[Project,
     assert (refused.code, "the journal vouches for" in refused.err) == (7, True)
 
 
-def test_old_copies_are_collected_by_any_host(hosts: tuple[Project, Project], repository: Path) -> None:
-    here, there = hosts
+def test_old_copies_are_collected_by_any_host(on_s3: tuple[Project, Project], repository: Path) -> None:
+    here, there = on_s3
     run = started(here, WORK)
     there.runner("runs", "patch", run)
     there.env["RUN_RETENTION"] = "1s"
