@@ -119,6 +119,20 @@ def _forbid_cores() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 
 
+class _NoPlugins(ModuleType):
+    """Stand-in for the module that looks for plug-ins. A pydantic that wants more of it gets its own module."""
+
+    @staticmethod
+    def get_plugins(*_: object) -> tuple[()]:
+        return ()
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
 def _forbid_plugins() -> None:
     """Let no package that happens to be installed hook into how manifests are validated.
 
@@ -126,8 +140,7 @@ def _forbid_plugins() -> None:
     of validating: what would look has nothing to find.
     """
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # noqa: TID251  # written, never read
-    loader = ModuleType("pydantic.plugin._loader")
-    loader.__dict__["get_plugins"] = tuple
+    loader = _NoPlugins("pydantic.plugin._loader")
     sys.modules.setdefault(loader.__name__, loader)
 
 
