@@ -419,8 +419,10 @@ class _Kubelet:
         return f"{self._name}-{name}"
 
     def start(self) -> None:
-        pod = self._double.objects["pods", self._name]
-        self._double.put("pods", {**pod, "spec": {**pod["spec"], "nodeName": "n1"}})
+        with self._double.changed:
+            if (pod := self._double.objects.get(("pods", self._name))) is None:
+                return  # it is deleted already
+            self._double.put("pods", {**pod, "spec": {**pod["spec"], "nodeName": "n1"}})
         with closing(self._double.client()) as client:
             try:
                 self._make_volumes(pod["spec"])
