@@ -70,7 +70,7 @@ class JobRun(RunHandle, kw_only=True):
         return error
 
     async def until_begun(self) -> None:
-        """Wait for its first event from its worker, or for its end. Raises why there will be none."""
+        """Wait for its first event from its worker, or for its end."""
         first = trio.Event()
 
         async def tell(event: trio.Event) -> None:
