@@ -22,7 +22,7 @@ from runner.ports.provider import Images, Provider, SandboxHandoff, Slot, WarmSl
 from runner.ports.store import SlotRow, Store
 
 LOOK = 2.0  # seconds between looks at how many slots are wanted
-_ANSWER = 1.0  # seconds that a slot has to answer
+_ANSWER = 2.0  # seconds that a slot has to answer; a pod does it by way of the API server
 _AT_ONCE = 2  # slots that are made at a time
 _HEAD_START = 0.1  # seconds for who got a slot, before what replaces it takes the machine
 
@@ -200,7 +200,7 @@ class Keeper:
         except* RunnerError as group:
             self._tell_all(group)
         except* trio.TooSlowError:
-            pass
+            self._tell(WorkspaceLost(f"the warm workspace `{kept.row.id}` did not answer in {_ANSWER:g} s"))
         finally:
             with trio.CancelScope(shield=True):
                 await self._let_go(kept, arrived=arrived)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -76,7 +78,8 @@ class Scene:
         return [slot.state.value for slot in await self.store.slots()]
 
 
-Make = Callable[..., Scene]
+async def raising(error: RunnerError) -> None:
+    raise error
 
 
 @pytest.fixture
@@ -151,15 +154,33 @@ async def test_a_change_of_size_takes_effect_within_a_minute_and_leaves_what_is_
         assert {handle.slot for handle in scene.arrived} <= scene.provider.running
 
 
-async def test_a_slot_that_does_not_answer_is_a_miss_and_is_replaced(scene: Scene, autojump_clock: MockClock) -> None:
-    async with scene.kept(1):
-        scene.faults["ping"] = ProviderFailed("it is dead")
-        assert await scene.claim("run-1") is PoolMissReason.DEAD
-        del scene.faults["ping"]
-        await trio.sleep(LOOK)
-        assert await scene.claim("run-1") is None
+@pytest.mark.parametrize(
+    ("ping", "told"),
+    [
+        pytest.param(partial(raising, ProviderFailed("it is dead")), "it is dead", id="an error"),
+        pytest.param(trio.sleep_forever, "the warm workspace `slot-1` did not answer in 2 s", id="nothing"),
+    ],
+)
+async def test_a_slot_that_does_not_answer_is_told_of_and_replaced(
+    scene: Scene, autojump_clock: MockClock, ping: Callable[[], Awaitable[None]], told: str
+) -> None:
+    opened = scene.provider.open_slot
 
-    assert [handle.slot for handle in scene.arrived] == ["slot-2"]
+    @asynccontextmanager
+    async def open_slot(*words: Any) -> AsyncIterator[FakeSlot]:
+        async with opened(*words) as slot:
+            if not scene.told:
+                slot.ping = ping
+            yield slot
+
+    scene.provider.open_slot = open_slot  # type: ignore[method-assign, assignment]
+    async with scene.kept(1):
+        while miss := await scene.claim("run-1"):
+            assert miss is PoolMissReason.DEAD
+            await trio.sleep(LOOK)
+
+    assert [handle.slot for handle in scene.arrived] != ["slot-1"]
+    assert scene.told == [told]
 
 
 async def test_a_slot_is_replaced_when_it_is_old(tmp_path: Path, autojump_clock: MockClock) -> None:
