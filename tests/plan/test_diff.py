@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from runner.plan.diff import Change, changes_of, differences
+from runner.plan.diff import Change, changes_of, diff, differences
+from tests.support.small_plans import small_run, small_step
 
 STEP = {
     "id": "setup",
@@ -129,6 +130,13 @@ def changed(*edits: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
 )
 def test_changes_lead_from_the_old_plan_to_the_new(new: dict[str, Any], changes: list[Change]) -> None:
     assert changes_of(PLAN["runs"], new["runs"]) == changes
+
+
+def test_planned_runs_differ_as_their_documents_do() -> None:
+    old, new = small_run("fix", small_step("setup")), small_run("fix", small_step("setup", deadline_seconds=2.0))
+
+    assert diff([old], [old]) == []
+    assert diff([old], [new]) == [Change(sign="~", where="fix.setup.deadline_seconds", old=1.0, new=2.0, origin="")]
 
 
 @pytest.mark.parametrize(

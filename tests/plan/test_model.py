@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from runner.core.codec import plain
-from runner.plan.model import FORMAT, Plan, RunPlan, Step, run_document
+from runner.core.hosts import NetworkSpec
+from runner.plan.model import FORMAT, Plan, RunPlan, Step, network_of, run_document
 from tests.support.small_plans import small_run, small_step
 
 
@@ -69,3 +71,16 @@ def test_members_of_a_matrix_wait_for_room(most: int | None, path: tuple[str, ..
         "max_cost_usd": 2.0,
         "runs": [run_document(run) for run in plan.runs],
     }
+
+
+class Opened(Struct, frozen=True):
+    network: NetworkSpec
+
+
+def test_a_body_is_found_by_its_type_and_what_it_may_reach_with_it() -> None:
+    opened = Opened(NetworkSpec(open=True))
+    whole = run("r", step("plain", 1), step("open", 1, body=opened))
+
+    assert whole.body(Opened) is opened
+    assert run("r", step("plain", 1)).body(Opened) is None
+    assert [network_of(step) for step in whole.steps] == [NetworkSpec(), opened.network]
