@@ -47,7 +47,7 @@ def name_of(key: SlotKey) -> str:
 
 def read_key(found: Mapping[str, Any]) -> SlotKey:
     """Read a key from its plain form. Raises ``KeyError`` and ``TypeError`` for that of another version."""
-    paths = {"toolchains": tuple(found["toolchains"]), "protected": tuple(found.get("protected", ()))}
+    paths = {"toolchains": tuple(found["toolchains"]), "protected": tuple(found["protected"])}
     return SlotKey(**{**found, "limits": Limits(**found["limits"]), **paths})
 
 

@@ -7,7 +7,7 @@ import pytest
 from runner.core.errors import LeaseHeld, LeaseLost, RunnerError
 from runner.core.model import Fence, Lease, RunHolder
 from runner.events.events import LeaseAcquired, LeaseRefreshed, LeaseReleased
-from runner.lifecycle.lease import LeaseEvent, advance, check, free
+from runner.lifecycle.lease import LeaseEvent, advance, check, free, lease_held
 
 SECOND = 1_000_000
 FREE = Lease(workspace="w", fence=4)
@@ -58,6 +58,10 @@ def acquired(fence: int, *, forced: bool = False) -> LeaseAcquired:
 )
 def test_an_event_makes_a_row(row: Lease, event: LeaseEvent, at: int, after: Lease) -> None:
     assert advance(row, event, at) == after
+
+
+def test_an_acquired_lease_names_the_runner_that_has_it() -> None:
+    assert advance(FREE, acquired(5), 7, "runner-1").runner == "runner-1"
 
 
 @pytest.mark.parametrize(
@@ -115,3 +119,8 @@ def test_who_comes_second_is_told_what_to_do(event: LeaseEvent, at: int, hint: s
     with pytest.raises(LeaseHeld) as refused:
         advance(HELD, event, at)
     assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(("place", "end"), [((), ""), (("",), ""), (("host `two`",), ": host `two`")])
+def test_who_has_a_lease_is_named_with_the_place_where_it_is(place: tuple[str, ...], end: str) -> None:
+    assert lease_held(HELD, *place).message == f"workspace `w` is in use by run a{end}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from runner.lifecycle.liveness import BEAT, DEAD_AFTER, is_dead
+from runner.lifecycle.liveness import BEAT, DEAD_AFTER, is_dead, place
 from runner.ports.store import RunnerRow
 
 HERE = RunnerRow(id="here", host="one", boot="boot-1", home="8:1", pid=7, ticks=70)
@@ -32,7 +32,7 @@ OTHER_HOME = replace(SAME, home="8:2")
         pytest.param(heard(0, replace(SAME, host="two", boot="boot-2")), False, False, id="a home of the same number"),
         pytest.param(heard(BEAT, OTHER_HOST), False, False, id="heard of elsewhere"),
         pytest.param(heard(DEAD_AFTER, OTHER_HOST), False, False, id="not yet silent for long"),
-        pytest.param(heard(DEAD_AFTER + 1, OTHER_HOST), False, True, id="silent"),
+        pytest.param(heard(DEAD_AFTER + 1e-6, OTHER_HOST), False, True, id="silent"),
         pytest.param(heard(-DEAD_AFTER - 1, OTHER_HOST), False, False, id="heard of in the future"),
         pytest.param(heard(DEAD_AFTER + 1, OTHER_HOST), True, False, id="silent, and being recovered here"),
         pytest.param(heard(0, OTHER_HOME), False, False, id="another home of this host"),
@@ -49,3 +49,11 @@ def test_a_runner_is_dead_by_its_lock_here_and_by_its_silence_elsewhere(
 
 def test_without_a_home_nothing_is_local() -> None:
     assert not is_dead(heard(0, replace(SAME, home="")), replace(HERE, home=""), NOW, locked=False)
+
+
+def test_a_runner_is_named_by_process_host_and_silence() -> None:
+    seconds = 2_500_000
+
+    found = place(replace(OTHER_HOST, heartbeat=NOW), NOW + seconds * 1_000_000)
+
+    assert found == f"process 7 of host `two`, last heard of {seconds} s ago"

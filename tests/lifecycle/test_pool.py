@@ -53,7 +53,8 @@ def test_two_keys_have_one_pool_only_when_they_are_equal() -> None:
     assert len({name_of(key) for key in (KEY, *others)}) == 4
     assert name_of(replace(KEY)) == name_of(KEY)
     assert re.fullmatch("[0-9a-f]{12}", name_of(KEY))
-    assert read_key(plain(KEY)) == KEY  # type: ignore[arg-type]
+    protected = replace(KEY, protected=("a/",))
+    assert [read_key(plain(key)) for key in (KEY, protected)] == [KEY, protected]  # type: ignore[arg-type]
 
 
 def test_what_is_lacking_is_made_and_what_is_too_much_ends_the_oldest_first() -> None:

@@ -15,8 +15,16 @@ from runner.lifecycle.restart import JITTER, Restarts
         ([0, 10, 20, 60], [0, 0, 0, 5]),
         ([0, 10, 20, 61], [0, 0, 0, 0]),
         ([0, 1, 2, 3, 70, 71], [0, 0, 0, 5, 0, 0]),
+        ([0, 1, 2, 3, 68], [0, 0, 0, 5, 15]),
     ],
-    ids=["three are free", "they grow", "60 s after the first", "61 s after the first", "after a minute of life"],
+    ids=[
+        "three are free",
+        "they grow",
+        "60 s after the first",
+        "61 s after the first",
+        "after more than a minute of life",
+        "after a minute of life",
+    ],
 )
 def test_pauses_begin_with_the_fourth_crash_within_60_seconds(crashes: list[float], pauses: list[float]) -> None:
     restarts, started, found = Restarts(lambda: 0.0), 0.0, []

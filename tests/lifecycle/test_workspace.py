@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise, product
 
 import pytest
+from msgspec.structs import replace
 
-from runner.core.errors import WorkspaceLimit, WorkspaceState
+from runner.core.errors import WorkspaceAttachedElsewhere, WorkspaceLimit, WorkspaceState
 from runner.core.model import Limits, SavedWork
 from runner.core.model import WorkspaceStatus as S
 from runner.events import events as ev
@@ -34,7 +35,7 @@ REQUESTED = ev.WorkspaceRequested(
                 "sha256:1",
                 ("read",),
                 "s-1",
-                None,
+                "files",
             ),
             strict=True,
         )
@@ -91,6 +92,7 @@ def test_a_request_is_the_whole_row() -> None:
         image="sha256:1",
         session="s-1",
         tools=("read",),
+        mcp_server="files",
     )
 
 
@@ -125,6 +127,21 @@ def test_what_is_known_later_comes_to_the_row() -> None:
     )
 
     assert (found.base, found.snapshot) == ("b" * 40, "c" * 40)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, "s-1"), ("s-1", "s-1"), ("s-1", None)], ids=["attached", "twice", "detached"]
+)
+def test_one_session_has_a_workspace(before: str | None, after: str | None) -> None:
+    alone = row(replace(REQUESTED, session=before))
+
+    assert fold(alone, "w", 0, ev.WorkspaceAttached(after)) == replace(alone, session=after)
+
+
+def test_a_workspace_of_another_session_is_not_attached() -> None:
+    with pytest.raises(WorkspaceAttachedElsewhere, match="`w` is attached to session `s-1`") as refused:
+        row(REQUESTED, ev.WorkspaceAttached("s-2"))
+    assert refused.value.hint == "wait for its end, or detach it"
 
 
 def test_a_destroyed_workspace_has_no_row() -> None:
@@ -229,6 +246,8 @@ def test_a_reserved_place_is_as_old_as_its_reservation() -> None:
     check_limit(2, rows, "new", {"new": -1})
     with pytest.raises(WorkspaceLimit, match=r"\(sessions 1, others 2\)$"):
         check_limit(3, rows, reserved={"new": -1})
+    with pytest.raises(WorkspaceLimit, match=r"\(sessions 2, others 1\)$"):
+        check_limit(3, [replace(rows[0], session="s-1"), rows[1]], reserved={"new": -1})
     with pytest.raises(WorkspaceLimit):
         check_limit(2, rows, "b", {"new": -1})
 

@@ -106,6 +106,7 @@ def test_names_that_some_disks_take_for_one_collide(paths: list[str], expected: 
 def test_parents_are_all_folders_above() -> None:
     assert parents([b"a/b/c", b"a/d", b"e"]) == {b"a", b"a/b"}
     assert parents([b"x/y/z/file"]) == {b"x", b"x/y", b"x/y/z"}
+    assert parents([b"/x/file"]) == {b"", b"/x"}
 
 
 def test_a_name_may_have_as_many_bytes_as_a_disk_takes() -> None:

@@ -124,7 +124,7 @@ async def test_one_that_breaks_off_costs_a_slot_and_leaves_nothing(tmp_path: Pat
         for packet in (b"", b"garbage", b"[]", b"{}", b'{"key": {"limits": {"x": 1}}}'):
             pool.send(packet)
         words = b'{"key": %s, "workspace": "run-2", "run": "run", "project": "default"}'
-        key = b'{"provider": "fake", "image": null, "limits": {}, "toolchains": []}'
+        key = b'{"provider": "fake", "image": null, "limits": {}, "toolchains": [], "protected": []}'
         pool.send(words % key)
         with trio.fail_after(60):
             while "slot-1" in await pool.owned() or "run-2" in await pool.owned():
