@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 import trio
@@ -26,6 +27,7 @@ PROVIDER = "kubernetes"
 _LOOK = 0.2  # seconds between looks at what is known of a Job
 _RUN = "cluster-check"
 _JOB_SECONDS = 300.0  # for a Job to start, and to end
+_PULL_SECONDS = 30.0  # for an image to come after a first refusal: nodes have tried again by then
 # A worker that reaches the store, and whose account may make workspaces; the error is the last that it says.
 _WORKER = ("sh", "-c", "runner runs list --limit 1 && runner cluster check")
 
@@ -137,15 +139,24 @@ async def _try_job(table: JobTable, settings: Settings) -> float:
         if (made := await table.make(shape)) is None:
             raise ProviderFailed("somebody deletes Jobs as soon as they are made")
         await table.give_plan(shape.run, "{}", made)
-        with trio.move_on_after(_JOB_SECONDS):
-            while not (state := table.state(shape.run)).over and not state.hopeless:  # noqa: ASYNC110  # by looking
-                await trio.sleep(_LOOK)
+        state = await _settled(table, shape.run)
         if why := state.hopeless or state.why or ("" if state.over else state.waits or "it has not ended"):
             raise ProviderFailed(f"a Job did not succeed: {why}", hint=state.hint)
     finally:
         with trio.CancelScope(shield=True):
             await table.delete(shape.run)
     return trio.current_time() - began
+
+
+async def _settled(table: JobTable, run: str) -> job.JobState:
+    """Return the state of a Job once it has ended, or most likely never will."""
+    late, failing = trio.current_time() + _JOB_SECONDS, inf
+    while True:
+        state, now = table.state(run), trio.current_time()
+        failing = min(failing, now) if state.failing else inf
+        if state.over or state.hopeless or now >= min(late, failing + _PULL_SECONDS):
+            return state
+        await trio.sleep(_LOOK)
 
 
 def access_manifest(namespace: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from contextlib import ExitStack
 
 import pytest
 
@@ -71,11 +72,12 @@ def test_what_a_job_lacks_is_told(
     project: Project, api: Api, setting: dict[str, str], denied: list[tuple[str, str]], step: str, words: str, more: str
 ) -> None:
     project.env |= setting
-    api("POST", SECRETS, {"metadata": {"name": "poor"}, "data": {"RUNNER_DATABASE_URL": NOWHERE}})
-    api("POST", "/double/denied", denied)
-    done = project.runner("cluster", "check")
-    api("POST", "/double/denied", [])
-    api("DELETE", f"{SECRETS}/poor")
+    with ExitStack() as stack:
+        api("POST", SECRETS, {"metadata": {"name": "poor"}, "data": {"RUNNER_DATABASE_URL": NOWHERE}})
+        stack.callback(api, "DELETE", f"{SECRETS}/poor")
+        api("POST", "/double/denied", denied)
+        stack.callback(api, "POST", "/double/denied", [])
+        done = project.runner("cluster", "check")
 
     told = done.out[done.out.index("MISSING") :]
     assert (done.code, told.split()[1]) == (4, step), done.out
