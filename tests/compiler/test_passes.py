@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from runner.compiler import compile_plan
 from runner.core.errors import RunnerError
+from runner.core.injection import Injection
 from runner.core.model import Feature, IsolationClass
-from runner.plan.model import PlannedCluster, RunPlan, SecretGrant
+from runner.plan.model import PlannedCluster, PlannedWebhook, RunPlan, SecretGrant
 from runner.ports.provider import Probe
-from runner.spec.model import ClusterSpec, Facts, RunFacts, RunSpec
+from runner.spec.model import ClusterSpec, DependencySpec, Facts, RunFacts, RunSpec
 from tests.support.manifest_text import document, resolved
 
 OPEN = Facts({}, open=True)
@@ -80,6 +81,17 @@ def test_each_step_stands_after_the_best_that_is_there_of_what_it_can_wait_for(
 
     found = [step.id + "<" * bool(step.needs) + ",".join(step.needs) for step in run_plan.steps]
     assert (sorted(found), found[-3:]) == (sorted(steps.split()), steps.split()[-3:])
+
+
+def test_dependencies_are_there_before_all_that_may_use_them(tmp_path: Path) -> None:
+    spec, _ = resolved(tmp_path, {**CODE, **SETUP})
+    lock_file = DependencySpec(("npm", "ci"), ("package-lock.json",), ("node_modules",))
+    spec = replace(spec, dependencies=(lock_file,), origins={**spec.origins, Feature.DEPENDENCIES: "f.yaml:1"})
+
+    needs = {step.id: step.needs for step in compiled(spec)[0].steps}
+
+    assert (needs["dependencies"], needs["setup"]) == (("clone",), ("clone", "dependencies"))
+    assert needs["agent"] == ("setup", "dependencies")
 
 
 def probe(name: str, missing: dict[Feature, str] | None = None, **more: object) -> Probe:
@@ -207,12 +219,16 @@ def test_a_step_gets_the_secrets_that_are_for_it(tmp_path: Path) -> None:
         {"name": "C", "from": {"env": "D"}, "steps": ["agent"], "as": "file"},
     ]
     spec, _ = resolved(tmp_path, SETUP, agent={"secrets": secrets})
+    injection = Injection(host="api.example", secret="E", how="bearer")
+    outside = replace(spec.secrets[1], name="E", injection=injection)
 
-    steps = {step.id: step.secrets for step in compiled(spec)[0].steps}
+    planned = compiled(replace(spec, secrets=(*spec.secrets, outside)))[0].steps
+    steps = {step.id: step.secrets for step in planned}
 
     line = f"{spec.secrets[0].at.file}:{spec.secrets[0].at.line}"
     first, second = SecretGrant("A", False, line), SecretGrant("C", True, line)
     assert {id: found for id, found in steps.items() if found} == {"agent": (first, second), "setup": (first,)}
+    assert {step.id: step.injected for step in planned if step.injected} == {"agent": (injection,)}
 
 
 @pytest.mark.parametrize(
@@ -253,12 +269,15 @@ def test_a_run_of_the_plan_has_what_was_decided_and_found(tmp_path: Path) -> Non
         kubeconfig="kube", context="context", server="server", namespace="namespace", access="reads", plug_in="plug-in"
     )
     checkout = replace(spec.checkout, commit="c")
+    webhook = PlannedWebhook(service="github", events=(), labels={}, max_parallel=1, per_hour=1, origin="f.yaml:1")
     spec = replace(spec, cluster=cluster, incident=Path("i"), max_parallel=3, checkout=checkout)
+    spec = replace(spec, webhook=webhook, queue="team-a")
 
     run_plan, _ = compiled(spec, facts)
 
-    same = "name group needs outputs origin providers isolation limits deadline_seconds stop_budget_seconds base_image"
-    assert [getattr(run_plan, name) for name in same.split()] == [getattr(spec, name) for name in same.split()]
+    same = "name group needs outputs origin providers isolation limits deadline_seconds stop_budget_seconds"
+    names = [*same.split(), "base_image", "webhook", "queue"]
+    assert [getattr(run_plan, name) for name in names] == [getattr(spec, name) for name in names]
     assert (run_plan.max_parallel, run_plan.commit, run_plan.image) == (3, "c", "sha256:1")
     assert run_plan.policies == tuple(policy.name for policy in spec.policies)
     assert run_plan.values == {"task": {"branch": "b"}, "incident": {"a": 1}}
@@ -279,3 +298,4 @@ def test_the_digest_is_of_all_that_a_plan_is_made_of() -> None:
 
     assert len({plan.digest for plan in plans}) == len(inputs)
     assert [plan.open for plan in plans] == [False, False, False, False, True]
+    assert plans[0].digest == "sha256:89afee91e05596ef7c55881c4af4dfa106ca474407637cd16724121f2b0a800a"
