@@ -35,7 +35,7 @@ image: {repository: registry.example.org/plan-runner, tag: "1", pullPolicy: Alwa
 hosts: [runner.example.org]
 home: {size: 100Gi, storageClass: fast}
 artifacts: s3://runs/shop
-workspaces: {namespace: pods, create: false, runtimeClass: gvisor}
+workspaces: {namespace: pods, create: false, runtimeClass: gvisor, storageClass: fast}
 jobs: {enabled: true, secret: workers, image: "registry.example.org/worker:2", priorityClass: low}
 manifests: runs
 tls: runner-tls

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import trio
 
 from runner.cluster.objects import ClusterObjects, Refused
-from runner.core.errors import ProviderFailed
+from runner.core.errors import ProviderFailed, VolumeFailed
 from runner.core.model import IsolationClass, Limits
 from runner.core.nurseries import unwrapping_groups
 from runner.core.sanitize import excerpt, sanitize
@@ -29,6 +29,8 @@ RIGHTS = (
     ("get", "networking.k8s.io", "networkpolicies", ""),
     ("create", "networking.k8s.io", "networkpolicies", ""),
 )
+# What tells why a pod has no volume, where a StorageClass is named.
+VOLUME_RIGHTS = (("list", "", "events", ""),)
 # What who makes Jobs needs besides.
 JOB_RIGHTS = (
     ("create", "batch", "jobs", ""),
@@ -39,11 +41,14 @@ JOB_RIGHTS = (
 )
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+_STORAGE = "/apis/storage.k8s.io/v1/storageclasses"
 _HANDLERS = {"runsc": IsolationClass.KERNEL, "gvisor": IsolationClass.KERNEL}
 _OLDEST = (1, 19)  # seccomp profiles as fields, immutable ConfigMaps
 
 
-async def look_at_cluster(objects: ClusterObjects, runtime_class: str | None) -> tuple[IsolationClass, dict[str, str]]:
+async def look_at_cluster(
+    objects: ClusterObjects, runtime_class: str | None, storage_class: str | None = None
+) -> tuple[IsolationClass, dict[str, str]]:
     """Return the class of isolation and versions. Raises ``ProviderFailed`` with what is missing first."""
     status, version = await objects.ask("GET", "/version")
     if status != 200:
@@ -54,9 +59,11 @@ async def look_at_cluster(objects: ClusterObjects, runtime_class: str | None) ->
         raise ProviderFailed(
             f"cluster {objects.server} is Kubernetes {excerpt(found)}, and 1.19 is the oldest that works"
         )
-    await require_rights(objects, RIGHTS)
+    await require_rights(objects, (*RIGHTS, *VOLUME_RIGHTS) if storage_class is not None else RIGHTS)
     isolation = await isolation_of(objects, runtime_class)
-    await _try_pod(objects, runtime_class)
+    if storage_class is not None:
+        await require_storage_class(objects, storage_class)
+    await _try_pod(objects, runtime_class, storage_class)
     return isolation, {"kubernetes": sanitize(str(version.get("gitVersion", found)), 40)}
 
 
@@ -115,7 +122,15 @@ async def isolation_of(objects: ClusterObjects, runtime_class: str | None) -> Is
     return _HANDLERS[handler]
 
 
-async def _try_pod(objects: ClusterObjects, runtime_class: str | None) -> None:
+async def require_storage_class(objects: ClusterObjects, storage_class: str) -> None:
+    """Raise ``VolumeFailed`` for a StorageClass that is not there, as far as this account may look."""
+    status, _ = await objects.ask("GET", f"{_STORAGE}/{storage_class}")
+    if status == 404:
+        message = f"the cluster has no StorageClass `{excerpt(storage_class)}`"
+        raise VolumeFailed(message, hint="see `kubectl get storageclasses`")
+
+
+async def _try_pod(objects: ClusterObjects, runtime_class: str | None, storage_class: str | None) -> None:
     """Let the cluster judge a pod like those of workspaces, and make none. Raises ``ProviderFailed``."""
     shape = pod.PodShape(
         image="runner.invalid/probe",
@@ -127,6 +142,7 @@ async def _try_pod(objects: ClusterObjects, runtime_class: str | None) -> None:
         guest="runner-guest",
         machine=platform.machine(),
         runtime_class=runtime_class,
+        storage_class=storage_class,
     )
     body = pod.pod("runner-probe", shape, [], [], most=1 << 20)
     status, answer = await objects.ask("POST", f"{objects.path('pods')}?dryRun=All", body)

@@ -377,6 +377,12 @@ class ProviderBusy(ProviderFailed):
     passes = True
 
 
+class VolumeFailed(ProviderFailed):
+    """The cluster gives a workspace no volume that limits its disk as planned."""
+
+    code = "provider.volume"
+
+
 class ImageMissing(PlatformError):
     code = "provider.image-missing"
     of_host = True

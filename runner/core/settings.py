@@ -170,6 +170,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
     kubernetes_context: str | None  # of the kubeconfig; its current one by default
     kubernetes_namespace: str | None  # that workspaces are made in; none without it
     kubernetes_runtime_class: str | None
+    kubernetes_storage_class: str | None  # of the volumes that limit a workspace's disk
     worker_image: str | None  # of Jobs that carry out runs
     worker_secret: str  # the Secret with the environment of these
     worker_priority: str | None  # their PriorityClass
@@ -218,6 +219,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             kubernetes_context=read("RUNNER_KUBERNETES_CONTEXT", lambda text: text, None),
             kubernetes_namespace=read("RUNNER_KUBERNETES_NAMESPACE", kubernetes_name, None),
             kubernetes_runtime_class=read("RUNNER_KUBERNETES_RUNTIME_CLASS", kubernetes_name, None),
+            kubernetes_storage_class=read("RUNNER_KUBERNETES_STORAGE_CLASS", kubernetes_name, None),
             worker_image=read("RUNNER_WORKER_IMAGE", _image, None),
             worker_secret=read("RUNNER_WORKER_SECRET", kubernetes_name, "runner-worker"),
             worker_priority=read("RUNNER_WORKER_PRIORITY_CLASS", kubernetes_name, None),
@@ -289,6 +291,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             "RUNNER_KUBERNETES_CONTEXT": self.kubernetes_context or "(current)",
             "RUNNER_KUBERNETES_NAMESPACE": self.kubernetes_namespace or "(none)",
             "RUNNER_KUBERNETES_RUNTIME_CLASS": self.kubernetes_runtime_class or "(none)",
+            "RUNNER_KUBERNETES_STORAGE_CLASS": self.kubernetes_storage_class or "(none)",
             "RUNNER_WORKER_IMAGE": self.worker_image or "(none)",
             "RUNNER_WORKER_SECRET": self.worker_secret,
             "RUNNER_WORKER_PRIORITY_CLASS": self.worker_priority or "(none)",

@@ -156,6 +156,21 @@ static int open_trees(int count, char **roots)
     return !waiting;
 }
 
+/* --- room --- */
+
+/* Tell the size of the file system that a directory is on, in bytes, and its device. */
+static int tell_room(const char *root)
+{
+    struct statfs whole;
+    struct statx found;
+    if (SYS(statfs, root, &whole) < 0 || SYS(statx, AT_FDCWD, root, 0, STATX_TYPE, &found) < 0)
+        return 6;
+    struct { u64 bytes; u32 major, minor; } told = {
+        (u64)whole.f_blocks * (u64)whole.f_frsize, found.stx_dev_major, found.stx_dev_minor,
+    };
+    return SYS(write, 1, &told, sizeof told) != sizeof told;
+}
+
 /* --- the channel --- */
 
 static int address_of(const char *path, struct sockaddr_un *address)
@@ -356,6 +371,8 @@ static int serve_pod(int argc, char **argv, char **env)
         return wait_for_end();
     if (length == 7 && same(word, "unpack", 7) && argc > 2)
         return unpack_files(argv[2], argc > 3);
+    if (length == 5 && same(word, "room", 5) && argc == 3)
+        return tell_room(argv[2]);
     if (length == 5 && same(word, "open", 5))
         return open_trees(argc - 2, argv + 2);
     if (length == 7 && same(word, "bridge", 7) && argc == 3)

@@ -11,15 +11,16 @@ from pathlib import Path
 import trio
 
 from runner.cluster.objects import ClusterObjects
-from runner.core.errors import ProviderFailed, WorkspaceLost
+from runner.core.errors import ProviderFailed, VolumeFailed, WorkspaceLost
 from runner.core.model import Handle, IsolationClass
 from runner.core.nurseries import unwrapping_groups
 from runner.ports.provider import SandboxSpec
+from runner.providers._pod_disk import fetched_at_most
 from runner.providers._pod_sandbox import PodFiles, PodSandbox
 from runner.sandbox import pod
 from runner.sandbox.guest_files import GuestFiles
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
-from runner.sandbox.mirrored import MOST, Volume, paths_of_dependencies
+from runner.sandbox.mirrored import Volume, paths_of_dependencies
 from runner.sandbox.protected_paths import Guard
 from runner.sandbox.tar_trees import Source, pack_trees
 
@@ -48,7 +49,7 @@ class PodOpening:
 
     @property
     def most(self) -> int:
-        return self.handle.limits.disk_bytes or MOST
+        return fetched_at_most(self.handle)
 
     def roots_by(self, key: Callable[[Volume], str]) -> dict[str, Path]:
         """Return the directories that are mirrored, that of the tree first."""
@@ -96,6 +97,9 @@ async def unpack(
 ) -> None:
     code = await run(["unpack", pod.FILES_PLACE, *then], partial(pack_trees, sources))
     if code != 0:
+        if code == 5 and sandbox.has_volume:
+            message = f"the files of {sandbox.what} do not fit into its volume"
+            raise VolumeFailed(message, hint="give it more `disk`")
         why = "its node's disk is full" if code == 5 else f"the pod's program ended with {code}"
         raise ProviderFailed(f"files cannot be sent to the pod of {sandbox.what}: {why}")
 

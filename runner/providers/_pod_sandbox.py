@@ -71,8 +71,13 @@ class PodSandbox:
         return str(self._pod.get("spec", {}).get("nodeName", "")) or "none"
 
     @property
-    def _has_node(self) -> bool:
+    def has_node(self) -> bool:
         return "nodeName" in (self._pod.get("spec") or {})
+
+    @property
+    def has_volume(self) -> bool:
+        """Tell whether its files are on a volume of its own, and not on the disk of its node."""
+        return any("ephemeral" in volume for volume in self._pod.get("spec", {}).get("volumes") or ())
 
     @property
     def _status(self) -> Mapping[str, Any]:
@@ -179,7 +184,7 @@ class PodSandbox:
         raise self._not_started()
 
     def _not_started(self) -> ProviderFailed:
-        return ProviderFailed(f"the pod of {self.what} has not started in {START_SECONDS:.0f}s: {self._why_waiting()}")
+        return ProviderFailed(f"the pod of {self.what} has not started in {START_SECONDS:.0f}s: {self.why_waiting()}")
 
     def _check_start(self, container: str) -> None:
         if lost := self.why_lost():
@@ -194,7 +199,7 @@ class PodSandbox:
         if self.has_ended(container):
             raise ProviderFailed(f"the pod of {self.what} does not start: container `{container}` has ended")
 
-    def _why_waiting(self) -> str:
+    def why_waiting(self) -> str:
         conditions = self._status.get("conditions") or ()
         said = [str(one["message"]) for one in conditions if one.get("status") == "False" and one.get("message")]
         return sanitize("; ".join(said)) or "nobody says why"
@@ -252,7 +257,7 @@ class PodSandbox:
         with trio.move_on_after(START_SECONDS):
             while not self.is_running(container):
                 self._check_start(container)
-                if self._has_node:
+                if self.has_node:
                     with suppress(*_TRANSIENT):
                         return await self._run_once(container, words, stdin, None)
                 with trio.move_on_after(pause):
@@ -291,7 +296,7 @@ class PodSandbox:
         with trio.move_on_after(START_SECONDS):
             while True:
                 self._check_start(SANDBOX)
-                if self._has_node:
+                if self.has_node:
                     with suppress(*_TRANSIENT):
                         if await self._dial():
                             return

@@ -8,7 +8,6 @@ The network of a pod is closed by a policy, and a look from inside proves it bef
 
 from __future__ import annotations
 
-import json
 import platform
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -37,12 +35,13 @@ from runner.ports.provider import (
     Workspace,
     WorkspaceRequest,
 )
+from runner.providers._pod_disk import as_here, fetched_at_most, note_of, request_here, storage_class_of, with_disk
 from runner.safefs import trees
 from runner.safefs.safe_open import open_directory
 from runner.sandbox import pod
 from runner.sandbox.daemon_container import DaemonLimits
 from runner.sandbox.directories import WorkspaceDirectories
-from runner.sandbox.docker_facts import image_file, read_image
+from runner.sandbox.docker_facts import read_image
 from runner.sandbox.guest_files import GuestFiles
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext
 from runner.sandbox.mirrored import MOST, Inputs, Mirror, Volume, prepare_scratch, stamps_of, volumes_of
@@ -102,28 +101,33 @@ class KubernetesProvider:
             versions = {"guest": guest.sha256[:12]}
             with trio.move_on_after(_PROBE_SECONDS) as patience:
                 async with self._objects() as objects:
-                    runtime_class = self._settings.kubernetes_runtime_class
-                    place = " ".join((objects.server, objects.namespace, runtime_class or ""))
-                    isolation, found = await look_at_cluster(objects, runtime_class)
-                    versions |= found
+                    classes = self._settings.kubernetes_runtime_class, self._storage_class
+                    place = " ".join((objects.server, objects.namespace, *(name or "" for name in classes)))
+                    isolation, found = await look_at_cluster(objects, *classes)
+                    versions |= found | ({} if self._storage_class is None else {"volumes": self._storage_class})
             if patience.cancelled_caught:
                 reason, hint = f"the cluster does not answer within {_PROBE_SECONDS:.0f}s", REACH_HINT
         except RunnerError as error:
             reason, hint = error.message, error.hint
+        is_watched = self._storage_class is None
         return Probe(
             provider=self.name,
             available=reason is None,
             isolation=isolation,
-            missing=_MISSING,
+            missing={what: why for what, why in _MISSING.items() if what is not Feature.DISK or is_watched},
             versions=versions,
             reason=reason,
             hint=hint,
             needs_image=True,
-            watched=frozenset({Feature.DISK}),
+            watched=frozenset({Feature.DISK} if is_watched else ()),
             escapes=GAPS,
             protects_at_start=True,
             place=place,
         )
+
+    @property
+    def _storage_class(self) -> str | None:
+        return self._settings.kubernetes_storage_class
 
     @asynccontextmanager
     async def _objects(self) -> AsyncIterator[ClusterObjects]:
@@ -164,18 +168,14 @@ class KubernetesProvider:
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
-        await self._directories.prepare(request)
         if request.tree is not None or request.shared:
             raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_ALONE}", hint="use provider `local`")
-        image = request.image
-
-        def fill(private: Path) -> None:
-            image_file(private).parent.mkdir(mode=0o700)
-            image_file(private).write_text(json.dumps({"image": image}))
-
+        if request.limits.disk_bytes is not None and self._storage_class is None:
+            raise ProviderFailed(f"`{self.name}` cannot limit the disk of workspace `{request.id}`: {_WATCHED}")
         async with self._objects() as objects:
             await self._prepare(objects)
-        return await trio.to_thread.run_sync(self._directories.create, request, fill)
+        note = note_of(request, self._storage_class)
+        return with_disk(await trio.to_thread.run_sync(self._directories.create, request_here(request), note))
 
     async def _prepare(self, objects: ClusterObjects) -> None:
         """Make what all pods of a namespace share, unless it is there. Raises ``ProviderFailed``."""
@@ -251,12 +251,14 @@ class KubernetesProvider:
     @asynccontextmanager
     async def _open_new(self, opening: PodOpening) -> AsyncIterator[GuestWorkspace]:
         from runner.providers._pod_opening import deleted, prove, send_all
+        from runner.providers._pod_volume import watching_volume
 
         handle = opening.handle
         sandbox, body = self._new_pod(opening.objects, handle, opening.volumes, opening.guards)
         async with sandbox.watched(), deleted(sandbox):
             sandbox.look(await opening.objects.create(opening.objects.path("pods"), body, again=True))
-            await send_all(sandbox, uid_of(handle), handle.private, opening.volumes)
+            async with watching_volume(opening.objects, sandbox, handle):
+                await send_all(sandbox, uid_of(handle), handle.private, opening.volumes)
             await prove(sandbox)
             async with self._started(opening, sandbox) as workspace:
                 yield workspace
@@ -283,6 +285,7 @@ class KubernetesProvider:
         """Open the workspace in a pod that has its files; fetch them when the block ends."""
         from runner.providers._pod_opening import reach
         from runner.providers._pod_sandbox import PodPacker
+        from runner.providers._pod_volume import look_at_volume
 
         handle, mirror = opening.handle, Mirror(opening.handle)
         files = GuestFiles(opening.roots_by(lambda volume: volume.target), opening.skipped, opening.most)
@@ -298,6 +301,7 @@ class KubernetesProvider:
             group=DaemonLimits(),
             grace=self._grace,
             command_limits=Limits(pids=handle.limits.pids),
+            volume=await look_at_volume(sandbox, handle),
             closed_interface=_INTERFACE,
             notes=opening.notes,
             refresh=partial(opening.refresh, sandbox, files),
@@ -340,6 +344,7 @@ class KubernetesProvider:
             guest=_guest_name(),
             machine=platform.machine(),
             runtime_class=self._settings.kubernetes_runtime_class,
+            storage_class=storage_class_of(handle),
             owner=self._settings.pod,
         )
         body = pod.pod(name, shape, volumes, guards, most=handle.limits.disk_bytes or MOST)
@@ -353,6 +358,7 @@ class KubernetesProvider:
     ) -> AsyncIterator[WarmPod]:
         _require_extra()
         from runner.providers._pod_opening import prove, send_all
+        from runner.providers._pod_volume import watching_volume
         from runner.providers._warm_pod import open_warm_pod, pinned_by, stand_ins
 
         self._directories.check(handle)
@@ -371,14 +377,15 @@ class KubernetesProvider:
 
                 async def start() -> None:
                     sandbox.look(await objects.create(objects.path("pods"), body, again=True))
-                    await send_all(sandbox, uid_of(handle), handle.private, volumes)
+                    async with watching_volume(objects, sandbox, handle):
+                        await send_all(sandbox, uid_of(handle), handle.private, volumes)
                     await prove(sandbox)
 
                 async with open_warm_pod(sandbox, start, volumes, pinned=pinned, toolchains=toolchains) as slot:
                     yield slot
 
     async def assign(self, handle: Handle, request: WorkspaceRequest) -> Handle:
-        return await trio.to_thread.run_sync(self._directories.assign, handle, request)
+        return with_disk(await trio.to_thread.run_sync(self._directories.assign, as_here(handle), request))
 
     def receive(self, handle: Handle, handoff: SandboxHandoff) -> None:
         from runner.providers._warm_pod import read_handoff
@@ -411,7 +418,7 @@ class KubernetesProvider:
                     await sandbox.end()
                     if sandbox.is_running(pod.FILES):
                         wanted = {volume.name: volume.source for volume in kept}
-                        await PodFiles(sandbox, wanted, [], handle.limits.disk_bytes or MOST).fetch_all()
+                        await PodFiles(sandbox, wanted, [], fetched_at_most(handle)).fetch_all()
                         mirror.same(await trio.to_thread.run_sync(stamps_of, kept))
                     await sandbox.delete()
         if mirror.ahead:
@@ -424,7 +431,7 @@ class KubernetesProvider:
         await trio.lowlevel.checkpoint()  # files here are the runner's own
 
     async def list_owned(self, nonce: str) -> list[Handle]:
-        return await trio.to_thread.run_sync(self._directories.list_owned, nonce)
+        return list(map(with_disk, await trio.to_thread.run_sync(self._directories.list_owned, nonce)))
 
     async def evict(self, handle: Handle) -> None:
         self._directories.check(handle)
@@ -445,7 +452,7 @@ class KubernetesProvider:
                 raise CleanUpIncomplete(
                     f"pods of {_what(handle)} may remain: {error.message}", hint=error.hint
                 ) from error
-        await trio.to_thread.run_sync(self._directories.destroy, handle)
+        await trio.to_thread.run_sync(self._directories.destroy, as_here(handle))
 
     async def _delete_pods(self, handle: Handle) -> None:
         from runner.providers._pod_sandbox import PodSandbox

@@ -47,6 +47,7 @@ class PodShape:
     guest: str  # the ConfigMap that has it
     machine: str
     runtime_class: str | None = None
+    storage_class: str | None = None  # of the volume for the files; without one they lie on the node's disk
     owner: tuple[str, str] | None = None  # name and uid of the pod that it goes with
 
 
@@ -116,7 +117,7 @@ def pod(name: str, shape: PodShape, volumes: Sequence[Volume], guards: Iterable[
         },
         "volumes": [
             {"name": "guest", "configMap": {"name": shape.guest, "defaultMode": 0o555}},
-            {"name": "files", "emptyDir": {"sizeLimit": str(most)}},
+            {"name": FILES, **_files_volume(shape.storage_class, most)},
             {"name": "channel", "emptyDir": {"sizeLimit": str(1 << 20)}},
             {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": str(tmp_bytes(shape.limits))}},
         ],
@@ -128,6 +129,8 @@ def pod(name: str, shape: PodShape, volumes: Sequence[Volume], guards: Iterable[
             ),
         ],
     }
+    if shape.storage_class is not None:  # whose volumes belong to root
+        spec["securityContext"]["fsGroup"] = shape.uid
     if shape.runtime_class is not None:
         spec["runtimeClassName"] = shape.runtime_class
     metadata: dict[str, Any] = {"name": name, "labels": dict(shape.labels), "annotations": dict(shape.annotations)}
@@ -135,6 +138,23 @@ def pod(name: str, shape: PodShape, volumes: Sequence[Volume], guards: Iterable[
         owner, uid = shape.owner
         metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "name": owner, "uid": uid}]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def claim_of(pod: str) -> str:
+    """Return the name of the claim that a cluster makes for the files of a pod."""
+    return f"{pod}-{FILES}"
+
+
+def _files_volume(storage_class: str | None, most: int) -> dict[str, Any]:
+    """Return the place of a pod's files; the claim of a volume comes and goes with the pod."""
+    if storage_class is None:
+        return {"emptyDir": {"sizeLimit": str(most)}}
+    wanted = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": storage_class,
+        "resources": {"requests": {"storage": str(most)}},
+    }
+    return {"ephemeral": {"volumeClaimTemplate": {"metadata": {"labels": PRODUCT}, "spec": wanted}}}
 
 
 def _container(

@@ -14,7 +14,7 @@ from msgspec import Struct
 from runner.cluster import job
 from runner.cluster.clusters import Clusters, workspace_place
 from runner.core.errors import ProviderFailed, RunnerError
-from runner.core.model import Handle
+from runner.core.model import Feature, Handle, Limits
 from runner.core.settings import Settings
 from runner.ops.planning.facts import open_provider
 from runner.ops.planning.job_fitness import settings_faults
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PROVIDER = "kubernetes"
 _LOOK = 0.2  # seconds between looks at what is known of a Job
 _RUN = "cluster-check"
+_DISK = 1 << 30  # bytes: what any class has a volume of
 _JOB_SECONDS = 300.0  # for a Job to start, and to end
 _PULL_SECONDS = 30.0  # for an image to come after a first refusal: nodes have tried again by then
 # A worker that reaches the store, and whose account may make workspaces; the error is the last that it says.
@@ -76,7 +77,9 @@ async def _tried(settings: Settings, image: str | None) -> AsyncIterator[tuple[s
         probe = await provider.probe()
         if not probe.available:
             raise ProviderFailed(probe.reason or "it is unavailable", hint=probe.hint)
-        yield name, f"Kubernetes {probe.versions['kubernetes']}, isolation {probe.isolation.value}"
+        is_limited = probe.enforces(Feature.DISK)
+        disk = f"disk limited by volumes of {settings.kubernetes_storage_class}" if is_limited else "disk watched"
+        yield name, f"Kubernetes {probe.versions['kubernetes']}, isolation {probe.isolation.value}, {disk}"
         if image is None:
             return
         name = "image"
@@ -84,7 +87,9 @@ async def _tried(settings: Settings, image: str | None) -> AsyncIterator[tuple[s
         pinned = await provider.image(image)
         yield name, pinned
         name = "workspace"
-        request = WorkspaceRequest(id=f"check-{secrets.token_hex(6)}", run=_RUN, nonce=_RUN, image=pinned)
+        limits = Limits(disk_bytes=_DISK) if is_limited else Limits()
+        id = f"check-{secrets.token_hex(6)}"
+        request = WorkspaceRequest(id=id, run=_RUN, nonce=_RUN, image=pinned, limits=limits)
         began = trio.current_time()
         handle: Handle = await provider.create(request)
         try:
@@ -161,9 +166,9 @@ async def _settled(table: JobTable, run: str) -> job.JobState:
 
 def access_manifest(namespace: str) -> str:
     """Return the objects that give accounts what the runner needs in a namespace, and no more."""
-    from runner.cluster.pod_access import JOB_RIGHTS, RIGHTS
+    from runner.cluster.pod_access import JOB_RIGHTS, RIGHTS, VOLUME_RIGHTS
 
-    return _MANIFEST.format(namespace=namespace, rules=_rules(RIGHTS), job_rules=_rules(JOB_RIGHTS))
+    return _MANIFEST.format(namespace=namespace, rules=_rules((*RIGHTS, *VOLUME_RIGHTS)), job_rules=_rules(JOB_RIGHTS))
 
 
 def _rules(rights: Sequence[tuple[str, str, str, str]]) -> str:

@@ -1,9 +1,9 @@
 """A cluster for the day: an API server, and a kubelet that runs pods as containers of the tests' docker daemon.
 
-It keeps ConfigMaps, NetworkPolicies and pods, with watches, deletion by grace and programs over websockets, and Jobs
-with what belongs to them (``double_jobs``), as far as the runner uses them, and holds what it is given against the
-restricted Pod Security Standard. There is no network at all. What it does is held to the real ones by the same
-conformance suite, at night.
+It keeps ConfigMaps, NetworkPolicies and pods, with watches, deletion by grace and programs over websockets, volumes
+(``double_volumes``), and Jobs with what belongs to them (``double_jobs``), as far as the runner uses them, and holds
+what it is given against the restricted Pod Security Standard. There is no network at all. What it does is held to the
+real ones by the same conformance suite, at night.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request
 from wsproto.utilities import LocalProtocolError
 
-from tests.support.cluster import double_jobs
+from tests.support.cluster import double_jobs, double_volumes
 
 NAMESPACE, CONTEXT = "agents", "double"
 _ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -47,6 +47,7 @@ _KINDS = {
     "jobs": "Job",
     "secrets": "Secret",
     "events": "Event",
+    double_volumes.CLAIMS: "PersistentVolumeClaim",
 }
 
 
@@ -61,6 +62,7 @@ class Double:
         self.version = 1
         self.denied: set[tuple[str, str]] = set()  # verbs and resources
         self.classes: dict[str, str] = {}
+        self.storage: dict[str, str] = {}  # StorageClasses: what is wrong with their volumes
         self.told: tuple[str, ...] = ("1", "31")  # as its version
         self.port = 0
         self.running: set[socket.socket] = set()  # connections to programs
@@ -74,6 +76,8 @@ class Double:
             self.denied = {(verb, resource) for verb, resource in given}
         elif what == "classes":
             self.classes = given
+        elif what == "storage":
+            self.storage = given
         elif what == "version":
             self.told = tuple(given)
         elif what in ("images", "quota", "unschedulable", "held"):
@@ -170,6 +174,7 @@ def serving(docker: str) -> Iterator[Double]:
                 for one in client.containers(all=True, filters={"label": f"runner-tests.double={double.port}"}):
                     with suppress(DockerException):
                         client.remove_container(one["Id"], force=True, v=True)
+            double_volumes.unmount(double.folder)
 
 
 class _Server(ThreadingHTTPServer):
@@ -205,6 +210,9 @@ class _Answer(BaseHTTPRequestHandler):
             name = url.path.rpartition("/")[2]
             known = name in self.of.classes
             self._say(200, {"handler": self.of.classes[name]}) if known else self._fail(404, "NotFound", name)
+        elif url.path.startswith("/apis/storage.k8s.io/v1/storageclasses/"):
+            name = url.path.rpartition("/")[2]
+            self._say(200, {}) if name in self.of.storage else self._fail(404, "NotFound", name)
         elif url.path.startswith("/double/"):
             self.of.control(url.path.rpartition("/")[2], body)
             self._say(200, {})
@@ -404,7 +412,7 @@ def _unfit(spec: dict[str, Any]) -> str | None:
     if pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         return "seccompProfile"
     kinds = {key for volume in spec.get("volumes", ()) for key in volume if key != "name"}
-    return None if kinds <= {"configMap", "emptyDir"} else f"volumes {kinds}"
+    return None if kinds <= {"configMap", "emptyDir", "ephemeral"} else f"volumes {kinds}"
 
 
 class _Kubelet:
@@ -422,6 +430,8 @@ class _Kubelet:
         with self._double.changed:
             if (pod := self._double.objects.get(("pods", self._name))) is None:
                 return  # it is deleted already
+            if double_volumes.bind(self._double, pod):
+                return  # it waits
             self._double.put("pods", {**pod, "spec": {**pod["spec"], "nodeName": "n1"}})
         with closing(self._double.client()) as client:
             try:
@@ -516,6 +526,7 @@ class _Kubelet:
                     client.stop(self.container(container["name"]), timeout=1)
                 with suppress(DockerException):
                     client.remove_container(self.container(container["name"]), force=True, v=True)
+        double_volumes.unmount(self._folder)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._double.remove("pods", self._name)
 
@@ -525,6 +536,8 @@ class _Kubelet:
             place = self._folder / volume["name"]
             place.mkdir()
             place.chmod(0o777)
+            if "ephemeral" in volume:
+                double_volumes.mount(self._double, spec, volume, place)
             if "configMap" in volume:
                 found = self._double.objects["configmaps", volume["configMap"]["name"]]
                 for name, content in found.get("binaryData", {}).items():
