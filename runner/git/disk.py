@@ -200,6 +200,16 @@ def store_object(objects: Path, kind: bytes, content: bytes, *, like: str) -> st
     return _move_object(objects, Path(file.name), digest.hexdigest())
 
 
+def is_loose_commit(objects: Path, id: str) -> bool:
+    """Tell whether an object is a commit in a file of its own, as ``store_object`` writes one; packs are not searched.
+    """
+    try:
+        with (objects / id[:2] / id[2:]).open("rb") as file:
+            return zlib.decompressobj().decompress(file.read(64), 7) == b"commit "
+    except (FileNotFoundError, zlib.error):
+        return False
+
+
 def _move_object(objects: Path, file: Path, id: str) -> str:
     target = objects / id[:2] / id[2:]
     target.parent.mkdir(exist_ok=True)

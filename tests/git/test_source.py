@@ -125,5 +125,9 @@ async def test_git_is_started_for_nothing_that_needs_no_git(tmp_path: Path) -> N
 
     (tree / "new").write_text("x")
     log.write_text("")
-    await git.snapshot(repository, tree, snapshot.commit, SnapshotOptions("more", Author("a", "a@b", 2)))
-    assert log.read_text().split() == ["rev-parse", "ls-tree", "update-index", "write-tree"]
+    more = await git.snapshot(repository, tree, snapshot.commit, SnapshotOptions("more", Author("a", "a@b", 2)))
+    assert log.read_text().split() == ["ls-tree", "update-index", "write-tree"]
+
+    log.write_text("")
+    await git.patch(repository, snapshot.commit, more.commit, tmp_path / "work.patch")
+    assert log.read_text().split() == ["diff-tree"]
