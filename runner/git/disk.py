@@ -201,8 +201,7 @@ def store_object(objects: Path, kind: bytes, content: bytes, *, like: str) -> st
 
 
 def is_loose_commit(objects: Path, id: str) -> bool:
-    """Tell whether an object is a commit in a file of its own, as ``store_object`` writes one; packs are not searched.
-    """
+    """Tell whether an object is a commit in a file of its own, as ``store_object`` writes it. No pack is searched."""
     try:
         with (objects / id[:2] / id[2:]).open("rb") as file:
             return zlib.decompressobj().decompress(file.read(64), 7) == b"commit "

@@ -78,14 +78,22 @@ def processes() -> list[int]:
 
 
 async def kill_all(belongs: Callable[[int], bool], *, what: str) -> None:
-    """Kill every process for which ``belongs`` is true, also new ones. Raises ``Escaped`` for survivors."""
+    """Kill every process for which ``belongs`` is true, also new ones. Raises ``Escaped`` for survivors.
+
+    A look that finds none is enough if no process was started during it. Else the next one is at the new ones only:
+    the kernel gives a pid again when it has given all others.
+    """
     reached: list[int] = []
-    quiet = 0  # looks in a row that found nothing; one is enough if no process was started during it
+    quiet = 0  # looks in a row that found nothing
+    innocent: set[int] = set()
     with trio.move_on_after(KILL_GRACE):
         while quiet < _QUIET_LOOKS:
-            before = newest()
+            before, living = newest(), set(processes())
             # A zombie uses nothing, and only its parent can reap it.
-            reached = signal_where(processes(), signal.SIGKILL, lambda pid: belongs(pid) and _stat(pid)[0] != "Z")
+            reached = signal_where(
+                sorted(living - innocent), signal.SIGKILL, lambda pid: belongs(pid) and _stat(pid)[0] != "Z"
+            )
+            innocent = set() if reached else living
             if reached:
                 quiet = 0
             elif newest() == before:
