@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from io import RawIOBase
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import SplitResult, urlsplit
 
@@ -284,14 +283,14 @@ class Engine:
 
         await self._call(remove, _START_FACTOR * self.timeout)
 
-    async def put(self, container: str, path: str, write: Callable[[IO[bytes]], None]) -> None:
-        """Unpack the archive that ``write`` writes below ``path`` of a container, its volumes included."""
+    async def put(self, container: str, path: str, archive: Callable[[], Iterator[bytes]]) -> None:
+        """Unpack the archive of these pieces below ``path`` of a container, its volumes included.
+
+        They are made in a thread, and sent as they come.
+        """
 
         def put(client: APIClient) -> None:
-            with TemporaryFile() as archive:
-                write(archive)
-                archive.seek(0)
-                client.put_archive(container, path, archive)
+            client.put_archive(container, path, archive())
 
         await self._call(put, TRANSFER)
 

@@ -28,7 +28,7 @@ from runner.sandbox.docker_facts import image_file, read_image
 from runner.sandbox.guest_files import SECONDS, fetch_files, list_files, remove_files
 from runner.sandbox.sandbox_layout import ENV, WORKSPACE
 from runner.sandbox.shared_volumes import SharedProject, open_shared
-from runner.sandbox.tar_trees import Source, write_tar
+from runner.sandbox.tar_trees import Source, tar_trees
 
 _ANY_OWNER = ("DAC_OVERRIDE", "FOWNER")  # capabilities for what commands have closed
 
@@ -66,7 +66,7 @@ class ProjectVolumes:
                 # Docker gives no owner to the directory that it unpacks into, podman unpacks into no mount below it.
                 to, name = (WORKSPACE, ".") if read_image(handle)["podman"] else ("/", WORKSPACE.lstrip("/"))
                 source = Source(name, project.place, self._uid, only=None if is_new else changed)
-                await self._engine.put(container, to, partial(write_tar, [source]))
+                await self._engine.put(container, to, partial(tar_trees, [source]))
             await trio.to_thread.run_sync(project.sent, now)
             return project.volume
 

@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -23,6 +24,7 @@ MAX_ENTRIES = 1_000_000
 MAX_PATH = 4_000  # bytes; the kernel takes 4,095 with the place of the tree
 _COMPARED = 1 << 20  # bytes of a file that is compared before it is written
 _CHUNK = 1 << 20
+_PIECE = 1 << 17
 _BLOCK = 4096
 _END_OF_TIME = 1 << 60  # seconds
 _KEPT_MODE = 0o777  # commands cannot give a file more on any provider that has its own users
@@ -43,30 +45,43 @@ class Source:
     only: frozenset[str] | None = None
 
 
-def write_tar(sources: Iterable[Source], out: IO[bytes]) -> None:
-    """Write sources as one archive. Raises ``OSError``.
+def tar_trees(sources: Iterable[Source]) -> Iterator[bytes]:
+    """Yield sources as one archive, in pieces, each for a daemon to unpack while the next is read. Raises ``OSError``.
 
     Nothing stands behind its two last blocks: podman's unpacker reads no further, and the rest meets a broken pipe.
     """
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for source in sources:
-            if source.content is not None:
-                _add_content(archive, source)
-            else:
-                for path, name in _walk(source.path):
-                    if source.only is None or name in source.only:
-                        with suppress(FileNotFoundError):
-                            _add(archive, path, source.name + name, source.uid)
-    out.truncate(archive.offset)
+    held = bytearray()
+    for head, content in _tar_entries(sources):
+        held += head
+        for piece in content:
+            held += piece
+            if len(held) >= _PIECE:
+                yield bytes(held)
+                held.clear()
+    yield bytes(held) + bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _add_content(archive: tarfile.TarFile, source: Source) -> None:
-    from io import BytesIO
+def _tar_entries(sources: Iterable[Source]) -> Iterator[tuple[bytes, Iterable[bytes]]]:
+    """Yield the head of each entry, and its content with what fills the last block."""
+    for source in sources:
+        if source.content is not None:
+            entry = tarfile.TarInfo(source.name)
+            entry.mode, entry.uid, entry.gid = source.mode or 0o644, source.uid, source.uid
+            entry.size = len(source.content)
+            yield _head(entry), (source.content, _filling(entry.size))
+            continue
+        for path, name in _walk(source.path):
+            if source.only is None or name in source.only:
+                with suppress(FileNotFoundError):
+                    yield from _tar_entry(path, source.name + name, source.uid)
 
-    assert source.content is not None
-    entry = tarfile.TarInfo(source.name)
-    entry.mode, entry.uid, entry.gid, entry.size = source.mode or 0o644, source.uid, source.uid, len(source.content)
-    archive.addfile(entry, BytesIO(source.content))
+
+def _head(entry: tarfile.TarInfo) -> bytes:
+    return entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _filling(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
 
 
 def _walk(top: Path) -> Iterator[tuple[str, str]]:
@@ -84,15 +99,15 @@ def _walk(top: Path) -> Iterator[tuple[str, str]]:
                 waiting += [(entry.path, f"{name}/{entry.name}") for entry in os.scandir(path)]
 
 
-def _add(archive: tarfile.TarFile, path: str, name: str, uid: int) -> None:
+def _tar_entry(path: str, name: str, uid: int) -> Iterator[tuple[bytes, Iterable[bytes]]]:
     found = os.lstat(path)
     entry = tarfile.TarInfo(name)
     entry.mode, entry.uid, entry.gid, entry.mtime = stat.S_IMODE(found.st_mode), uid, uid, int(found.st_mtime)
     if stat.S_ISREG(found.st_mode):
-        entry.size = found.st_size
-        if entry.size:  # a placeholder cannot be read
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-                archive.addfile(entry, file)
+        if found.st_size:  # a placeholder cannot be read
+            with _opened(path) as file:
+                entry.size = found.st_size
+                yield _head(entry), chain(_content(file, entry.size), [_filling(entry.size)])
             return
     elif stat.S_ISDIR(found.st_mode):
         entry.type = tarfile.DIRTYPE
@@ -102,7 +117,7 @@ def _add(archive: tarfile.TarFile, path: str, name: str, uid: int) -> None:
         entry.type = tarfile.FIFOTYPE
     else:
         return  # sockets and devices of this host mean nothing elsewhere
-    archive.addfile(entry)
+    yield _head(entry), ()
 
 
 def stamps(top: Path) -> dict[str, str]:
@@ -152,11 +167,12 @@ def pack_trees(sources: Iterable[Source]) -> Iterator[bytes]:
         for record, path, size in _records(source, directories):
             held += record
             if path is not None:
-                for piece in _content(path, size):
-                    held += piece
-                    if len(held) >= _CHUNK:
-                        yield bytes(held)
-                        held.clear()
+                with _opened(path) as file:
+                    for piece in _content(file, size):
+                        held += piece
+                        if len(held) >= _CHUNK:
+                            yield bytes(held)
+                            held.clear()
             elif len(held) >= _CHUNK:
                 yield bytes(held)
                 held.clear()
@@ -197,13 +213,16 @@ def _record(name: str, mode: int, seconds: int, *, size: int = 0, target: str = 
     return HEAD.pack(size, seconds, mode, len(words), len(link)) + words + link
 
 
-def _content(path: str, size: int) -> Iterator[bytes]:
+def _opened(path: str) -> IO[bytes]:
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
+
+
+def _content(file: IO[bytes], size: int) -> Iterator[bytes]:
     """Yield just ``size`` bytes; a file that has become shorter is filled up."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        while size:
-            piece = file.read(min(size, _CHUNK)) or bytes(min(size, _CHUNK))
-            size -= len(piece)
-            yield piece
+    while size:
+        piece = file.read(min(size, _PIECE)) or bytes(min(size, _PIECE))
+        size -= len(piece)
+        yield piece
 
 
 def names_below(top: Path) -> Iterator[str]:

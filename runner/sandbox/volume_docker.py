@@ -61,7 +61,7 @@ from runner.sandbox.project_volumes import ProjectVolumes
 from runner.sandbox.protected_paths import Guard, Kind, open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS, group, passwd
 from runner.sandbox.shared_volumes import PROJECT_VOLUME
-from runner.sandbox.tar_trees import Source, read_tar, tar_bytes, write_tar
+from runner.sandbox.tar_trees import Source, read_tar, tar_bytes, tar_trees
 
 UID = 1000  # of commands
 _TMPFS = "rw,exec,nosuid,nodev"  # in the form that podman heeds too
@@ -154,7 +154,7 @@ class VolumeDocker(DaemonImages):
         words.append(Source("tmp", tmp, 0))
         made = await self._make(handle, "image", {"Image": image, "Entrypoint": ["-"]})
         try:
-            await self._engine.put(made, "/", partial(write_tar, words))
+            await self._engine.put(made, "/", partial(tar_trees, words))
             return await self._engine.commit(made, labels)
         finally:
             with trio.CancelScope(shield=True):
@@ -309,12 +309,12 @@ class VolumeDocker(DaemonImages):
             return
         if not read_image(handle)["podman"]:
             sources = [Source(_place(volume).lstrip("/"), volume.source, UID, only=only) for volume in volumes]
-            await self._engine.put(carrier, "/", partial(write_tar, sources))
+            await self._engine.put(carrier, "/", partial(tar_trees, sources))
             return
         async with trio.open_nursery() as nursery:  # podman unpacks into no mount below
             for volume in volumes:
                 source = Source(".", volume.source, UID, only=only)
-                nursery.start_soon(self._engine.put, carrier, _place(volume), partial(write_tar, [source]))
+                nursery.start_soon(self._engine.put, carrier, _place(volume), partial(tar_trees, [source]))
 
     async def _carrier(self, handle: Handle, volumes: Sequence[Volume]) -> str:
         mounts = [_mount(replace(volume, target=_place(volume), writable=True)) for volume in volumes]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.errors import ProviderFailed
-from runner.sandbox.tar_trees import Source, read_tar, stamps, write_tar
+from runner.sandbox.tar_trees import Source, read_tar, stamps, tar_trees
 from tests.support.folder_contents import everything
 
 Member = tuple[str, bytes, str]  # its name, its type in an archive, its content or target
@@ -64,11 +64,9 @@ def test_a_tree_comes_back_as_it_went(tmp_path: Path) -> None:
     (tree / "out").symlink_to("/etc/passwd")
     (tree / "up").symlink_to("../..")
     os.mkfifo(tree / "pipe", 0o600)
-    out = io.BytesIO()
-    write_tar([Source("top", tree, 1000)], out)
+    out = io.BytesIO(b"".join(tar_trees([Source("top", tree, 1000)])))
     blocks = out.getvalue()[-3 * tarfile.BLOCKSIZE :].strip(b"\0")
     assert len(blocks) in range(1, tarfile.BLOCKSIZE + 1)  # the end of an entry, and just two blocks that end all
-    out.seek(0)
     back = tmp_path / "back"
     receive(out, back)
     assert everything(back) == everything(tree)
@@ -93,9 +91,7 @@ def test_what_is_the_same_already_is_not_written_again_and_what_is_gone_is_remov
 
 def test_only_what_is_named_is_sent(tmp_path: Path) -> None:
     receive(archive(folder("d"), file("d/x"), file("d/y"), file("z")), tmp_path / "tree")
-    out = io.BytesIO()
-    write_tar([Source("top", tmp_path / "tree", 1000, only=frozenset({"/d/x"}))], out)
-    out.seek(0)
+    out = io.BytesIO(b"".join(tar_trees([Source("top", tmp_path / "tree", 1000, only=frozenset({"/d/x"}))])))
     with tarfile.open(fileobj=out) as sent:
         assert sent.getnames() == ["top/d/x"]
 
