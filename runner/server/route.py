@@ -119,6 +119,11 @@ class Route(Struct, frozen=True, kw_only=True):
     raw_bytes: int = 0
 
 
+def api(method: str, path: str, summary: str, handle: Callable[[Call], Awaitable[Any]], **more: Any) -> Route:
+    """Return a route below ``BASE``; ``more`` are further fields of it."""
+    return Route(method=method, path=f"{BASE}{path}", summary=summary, handle=handle, **more)
+
+
 def read_body(raw: bytes, kind: type[Struct]) -> Struct:
     """Return the value that a body holds. Raises ``BadRequest``."""
     try:

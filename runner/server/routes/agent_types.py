@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
@@ -10,7 +10,7 @@ from runner.core.errors import UnknownAgentType
 from runner.core.sanitize import excerpt
 from runner.ops.agent_types import AgentType, WorkspaceConfig, check_config
 from runner.ops.pool.agent_type_pools import pool_of
-from runner.server.route import BASE, Call, Reply, Route
+from runner.server.route import BASE, Call, Reply, api
 
 
 class NewAgentType(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -81,24 +81,18 @@ async def _put_config(call: Call) -> Reply:
     return Reply(value=changed.text, headers={"etag": f'"{changed.version}"'})
 
 
-def _route(method: str, path: str, **more: Any) -> Route:
-    return Route(method=method, path=f"{BASE}/agent-types{path}", **more)
-
-
-_CONFIG = "/{id}/workspace-config"
+_CONFIG = "/agent-types/{id}/workspace-config"
 ROUTES = (
-    _route("GET", "", summary="List agent types", handle=_list, answer=AgentTypes),
-    _route("POST", "", summary="Make an agent type", handle=_create, body=NewAgentType, answer=AgentType, status=201),
-    _route("GET", "/{id}", summary="Show an agent type", handle=_get, answer=AgentType),
-    _route("DELETE", "/{id}", summary="Remove an agent type; its workspaces stay", handle=_delete),
-    _route(
-        "GET", _CONFIG, summary="Show what workspaces an agent type gets", handle=_get_config, answer=WorkspaceConfig
-    ),
-    _route(
+    api("GET", "/agent-types", "List agent types", _list, answer=AgentTypes),
+    api("POST", "/agent-types", "Make an agent type", _create, body=NewAgentType, answer=AgentType, status=201),
+    api("GET", "/agent-types/{id}", "Show an agent type", _get, answer=AgentType),
+    api("DELETE", "/agent-types/{id}", "Remove an agent type; its workspaces stay", _delete),
+    api("GET", _CONFIG, "Show what workspaces an agent type gets", _get_config, answer=WorkspaceConfig),
+    api(
         "PUT",
         _CONFIG,
-        summary="Change what workspaces an agent type gets from now on; takes `If-Match`",
-        handle=_put_config,
+        "Change what workspaces an agent type gets from now on; takes `If-Match`",
+        _put_config,
         headers=Version,
         body=WorkspaceConfig,
         answer=WorkspaceConfig,

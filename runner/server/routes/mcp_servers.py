@@ -20,7 +20,7 @@ from runner.core.sanitize import excerpt
 from runner.mcp.bridge import INVALID_REQUEST, MAX_LINE, Bridge, Inbox, Message, Session, error_for, read_message
 from runner.ops.mcp.hosting import HostedServer
 from runner.ops.mcp.registrations import deregister, exists, register
-from runner.server.route import BASE, Call, Reply, Route
+from runner.server.route import BASE, Call, Reply, Route, api
 
 SESSION = "mcp-session-id"
 BEAT = 15.0  # seconds between signs of life on a stream
@@ -254,35 +254,18 @@ class Listening:
 
 _MCP = "/mcp/servers/{id}/mcp"
 ROUTES = (
-    Route(
-        method="GET",
-        path=f"{BASE}/mcp-servers",
-        summary="List hosted MCP servers",
-        handle=_list,
-        answer=McpServers,
-    ),
-    Route(
-        method="POST",
-        path=f"{BASE}/mcp-servers",
-        summary="Register an MCP server, which is hosted from now on",
-        handle=_create,
+    api("GET", "/mcp-servers", "List hosted MCP servers", _list, answer=McpServers),
+    api(
+        "POST",
+        "/mcp-servers",
+        "Register an MCP server, which is hosted from now on",
+        _create,
         body=NewMcpServer,
         answer=McpServer,
         status=201,
     ),
-    Route(
-        method="GET",
-        path=f"{BASE}/mcp-servers/{{id}}",
-        summary="Show a hosted MCP server",
-        handle=_get_one,
-        answer=McpServer,
-    ),
-    Route(
-        method="DELETE",
-        path=f"{BASE}/mcp-servers/{{id}}",
-        summary="End a registered MCP server for good; its files are saved",
-        handle=_delete_one,
-    ),
+    api("GET", "/mcp-servers/{id}", "Show a hosted MCP server", _get_one, answer=McpServer),
+    api("DELETE", "/mcp-servers/{id}", "End a registered MCP server for good; its files are saved", _delete_one),
     Route(
         method="POST",
         path=_MCP,

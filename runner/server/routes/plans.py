@@ -13,7 +13,7 @@ from runner.report.html.plan import render_plan as render_page
 from runner.report.plan import render_plan
 from runner.server.border import advice_of
 from runner.server.planning import planned_runs
-from runner.server.route import BASE, Call, Reply, Route
+from runner.server.route import Call, Reply, api
 
 _TEXT, _HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
 
@@ -44,11 +44,11 @@ def _document(made: PlanResult, missing: list[RunnerError], id: str | None) -> P
 
 
 ROUTES = (
-    Route(
-        method="POST",
-        path=f"{BASE}/plans",
-        summary="Show what starting runs would do",
-        handle=_make,
+    api(
+        "POST",
+        "/plans",
+        "Show what starting runs would do",
+        _make,
         body=Planned,
         query=Form,
         answer=Plan,

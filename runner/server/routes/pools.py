@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from runner.ops.pool.pool import status
-from runner.server.route import BASE, Call, Route
+from runner.server.route import Call, api
 
 
 class Pool(Struct, kw_only=True):
@@ -41,6 +41,4 @@ async def _list(call: Call) -> Pools:
     return Pools(kept=found.kept, pools=pools, counts=dict(found.counts))
 
 
-ROUTES = (
-    Route(method="GET", path=f"{BASE}/pools", summary="List warm pools and their slots", handle=_list, answer=Pools),
-)
+ROUTES = (api("GET", "/pools", "List warm pools and their slots", _list, answer=Pools),)

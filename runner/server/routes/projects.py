@@ -6,7 +6,7 @@ from runner.client.values import Project, Projects
 from runner.core.errors import UnknownProject
 from runner.core.sanitize import excerpt
 from runner.ports.store import ProjectRow
-from runner.server.route import BASE, Call, Route
+from runner.server.route import Call, api
 from runner.server.routes.workspaces import moment
 
 
@@ -37,6 +37,6 @@ def shown(row: ProjectRow) -> Project:
 
 
 ROUTES = (
-    Route(method="GET", path=f"{BASE}/projects", summary="List projects", handle=_list, answer=Projects),
-    Route(method="GET", path=f"{BASE}/projects/{{id}}", summary="Show a project", handle=_get, answer=Project),
+    api("GET", "/projects", "List projects", _list, answer=Projects),
+    api("GET", "/projects/{id}", "Show a project", _get, answer=Project),
 )

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from runner.server.provider_health import Providers
-from runner.server.route import BASE, Call, Route
+from runner.server.route import Call, api
 
 
 async def _list(call: Call) -> Providers:
     return await call.server.health.latest()
 
 
-ROUTES = (
-    Route(
-        method="GET",
-        path=f"{BASE}/providers",
-        summary="List providers with what they can enforce on this host",
-        handle=_list,
-        answer=Providers,
-    ),
-)
+ROUTES = (api("GET", "/providers", "List providers with what they can enforce on this host", _list, answer=Providers),)

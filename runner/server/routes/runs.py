@@ -36,7 +36,7 @@ from runner.report.text import render_run
 from runner.safefs.safe_open import open_beneath
 from runner.server.events import EventStream, event_frames
 from runner.server.planning import start_planned
-from runner.server.route import BASE, Call, Reply, Route
+from runner.server.route import BASE, Call, Reply, api
 from runner.server.routes.workspaces import moment, read_cursor
 from runner.server.stream import PieceStream
 
@@ -221,69 +221,60 @@ async def shown_run(call: Call, row: RunRow) -> Run:
     )
 
 
-def _route(method: str, path: str, **more: Any) -> Route:
-    return Route(method=method, path=f"{BASE}/runs{path}", **more)
-
-
 ROUTES = (
-    _route("GET", "", summary="List runs", handle=_list, answer=Runs, query=RunListing),
-    _route(
+    api("GET", "/runs", "List runs", _list, answer=Runs, query=RunListing),
+    api(
         "POST",
-        "",
-        summary="Start runs: of the server's manifests, of those in the request, or of a plan",
-        handle=_start,
+        "/runs",
+        "Start runs: of the server's manifests, of those in the request, or of a plan",
+        _start,
         body=NewRuns,
         answer=StartedRuns,
         status=202,
     ),
-    _route("GET", "/{id}", summary="Show the record of a run", handle=_get, answer=dict[str, Any]),
-    _route(
+    api("GET", "/runs/{id}", "Show the record of a run", _get, answer=dict[str, Any]),
+    api(
         "GET",
-        "/{id}/report",
-        summary="Show the report of a run for people",
-        handle=_report,
+        "/runs/{id}/report",
+        "Show the report of a run for people",
+        _report,
         answer=str,
         media="text/plain; charset=utf-8",
     ),
-    _route("GET", "/{id}/artifacts", summary="List the files that a run has left", handle=_artifacts, answer=Artifacts),
-    _route(
+    api("GET", "/runs/{id}/artifacts", "List the files that a run has left", _artifacts, answer=Artifacts),
+    api(
         "GET",
-        "/{id}/artifacts/{name:path}",
-        summary="Get a file that a run has left",
-        handle=_artifact,
+        "/runs/{id}/artifacts/{name:path}",
+        "Get a file that a run has left",
+        _artifact,
         answer=str,
         media="application/octet-stream",
     ),
-    _route(
+    api(
         "GET",
-        "/{id}/logs",
-        summary="Show what the steps of a run have printed",
-        handle=_logs,
+        "/runs/{id}/logs",
+        "Show what the steps of a run have printed",
+        _logs,
         answer=str,
         query=Logs,
         media="text/plain; charset=utf-8",
     ),
-    _route(
+    api(
         "GET",
-        "/{id}/events",
-        summary="Follow a run: its events, past and coming, to its end",
-        handle=_events,
+        "/runs/{id}/events",
+        "Follow a run: its events, past and coming, to its end",
+        _events,
         answer=SentEvent,
         query=After,
         headers=LastEvent,
         media="text/event-stream",
     ),
-    _route(
+    api("POST", "/runs/{id}/cancel", "End the work of a run; again: end its finalize phase too", _cancel),
+    api(
         "POST",
-        "/{id}/cancel",
-        summary="End the work of a run; again: end its finalize phase too",
-        handle=_cancel,
-    ),
-    _route(
-        "POST",
-        "/{id}/resume",
-        summary="Continue a run that did not succeed, as a new one",
-        handle=_resume,
+        "/runs/{id}/resume",
+        "Continue a run that did not succeed, as a new one",
+        _resume,
         answer=StartedRun,
         status=202,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -16,7 +16,7 @@ from runner.ops.agent_types import Task
 from runner.ops.sessions import NewSession, SessionWarning, StoredSession
 from runner.ops.tools import TOOLS
 from runner.ops.workspaces.tools import tool
-from runner.server.route import BASE, Call, Reply, Route
+from runner.server.route import BASE, Call, Reply, Route, api
 from runner.server.routes.tools import call_tool
 from runner.server.routes.workspaces import Workspace, moment, read_cursor, visible, whole
 
@@ -174,57 +174,45 @@ def _tool(name: str) -> Route:
 
     summary = f"{(tool(name).__doc__ or '').strip().removesuffix('.')}, in the workspace of a session"
     module = tool(name)
-    return _route(
-        "POST", f"/{{id}}/tools/{name}", summary=summary, handle=handle, body=module.Arguments, answer=module.Result
-    )
-
-
-def _route(method: str, path: str, **more: Any) -> Route:
-    return Route(method=method, path=f"{BASE}/sessions{path}", **more)
+    return api("POST", f"/sessions/{{id}}/tools/{name}", summary, handle, body=module.Arguments, answer=module.Result)
 
 
 ROUTES = (
-    _route("GET", "", summary="List sessions", handle=_list, answer=Sessions, query=SessionListing),
-    _route(
+    api("GET", "/sessions", "List sessions", _list, answer=Sessions, query=SessionListing),
+    api(
         "POST",
-        "",
-        summary="Begin a session; it is `active` once its workspace is ready",
-        handle=_create,
+        "/sessions",
+        "Begin a session; it is `active` once its workspace is ready",
+        _create,
         body=SessionBegin,
         answer=Session,
         status=202,
     ),
-    _route("GET", "/{id}", summary="Show a session", handle=_get, answer=Session),
-    _route(
+    api("GET", "/sessions/{id}", "Show a session", _get, answer=Session),
+    api(
         "DELETE",
-        "/{id}",
-        summary="End a session; a workspace that was made for it is saved and removed",
-        handle=_end,
+        "/sessions/{id}",
+        "End a session; a workspace that was made for it is saved and removed",
+        _end,
         query=SessionEnd,
         answer=Session,
     ),
-    _route(
+    api(
         "POST",
-        "/{id}/token",
-        summary="Make the token of a session's agent, in the place of an earlier one",
-        handle=_new_token,
+        "/sessions/{id}/token",
+        "Make the token of a session's agent, in the place of an earlier one",
+        _new_token,
         answer=SessionToken,
         status=201,
     ),
     *(_tool(name) for name in TOOLS),
-    Route(
-        method="POST",
-        path=f"{BASE}/workspaces/{{id}}/attach",
-        summary="Give a workspace to a session; it is that of one at a time",
-        handle=_attach,
+    api(
+        "POST",
+        "/workspaces/{id}/attach",
+        "Give a workspace to a session; it is that of one at a time",
+        _attach,
         body=Attachment,
         answer=Workspace,
     ),
-    Route(
-        method="POST",
-        path=f"{BASE}/workspaces/{{id}}/detach",
-        summary="Part a workspace from its session",
-        handle=_detach,
-        answer=Workspace,
-    ),
+    api("POST", "/workspaces/{id}/detach", "Part a workspace from its session", _detach, answer=Workspace),
 )

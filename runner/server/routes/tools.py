@@ -11,7 +11,7 @@ from runner.core.errors import RunnerError
 from runner.ops.tools import TOOLS
 from runner.ops.workspaces.tools import outputs_of, tool
 from runner.ports.store import WorkspaceRow
-from runner.server.route import BASE, Call, Route
+from runner.server.route import Call, api
 from runner.server.routes.workspaces import visible
 from runner.server.stream import PieceStream
 
@@ -56,21 +56,21 @@ async def _output(call: Call) -> PieceStream:
     return PieceStream(pieces(), name=path.name)
 
 
-_OUTPUT = Route(
-    method="GET",
-    path=f"{BASE}/workspaces/{{id}}/outputs/{{handle}}",
-    summary="Read the whole of an output that was too long for its answer",
-    handle=_output,
+_OUTPUT = api(
+    "GET",
+    "/workspaces/{id}/outputs/{handle}",
+    "Read the whole of an output that was too long for its answer",
+    _output,
     answer=str,
     query=Piece,
     media="application/octet-stream",
 )
 _TOOLS = tuple(
-    Route(
-        method="POST",
-        path=f"{BASE}/workspaces/{{id}}/tools/{name}",
-        summary=(tool(name).__doc__ or "").strip().removesuffix("."),
-        handle=_handler(name),
+    api(
+        "POST",
+        f"/workspaces/{{id}}/tools/{name}",
+        (tool(name).__doc__ or "").strip().removesuffix("."),
+        _handler(name),
         body=tool(name).Arguments,
         answer=tool(name).Result,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from runner.core.errors import ServerStopping
-from runner.server.route import BASE, Call, Route
+from runner.server.route import Call, api
 from runner.server.webhooks import MOST_BODY
 
 
@@ -24,11 +24,11 @@ async def _receive(call: Call) -> Taken:
 
 
 ROUTES = (
-    Route(
-        method="POST",
-        path=f"{BASE}/webhooks/{{run}}",
-        summary="Take a message of GitHub, GitLab or Alertmanager",
-        handle=_receive,
+    api(
+        "POST",
+        "/webhooks/{run}",
+        "Take a message of GitHub, GitLab or Alertmanager",
+        _receive,
         answer=Taken,
         status=202,
         open=True,

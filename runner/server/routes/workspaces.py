@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from runner.ops.workspaces.leases import LeaseState, lease_of, list_leases
 from runner.ops.workspaces.snapshots import find_snapshot, take_snapshot
 from runner.ops.workspaces.workspaces import WorkspaceOptions
 from runner.ports.store import WorkspaceRow
-from runner.server.route import BASE, Call, Route
+from runner.server.route import Call, api
 
 
 class Lease(Struct, kw_only=True):
@@ -329,60 +329,36 @@ def _shown(row: WorkspaceRow, lease: LeaseState | None) -> Workspace:
     )
 
 
-def _route(method: str, path: str, **more: Any) -> Route:
-    return Route(method=method, path=f"{BASE}/workspaces{path}", **more)
-
-
 ROUTES = (
-    _route("GET", "", summary="List workspaces", handle=_list, answer=Workspaces, query=WorkspaceListing),
-    _route(
+    api("GET", "/workspaces", "List workspaces", _list, answer=Workspaces, query=WorkspaceListing),
+    api("POST", "/workspaces", "Make a workspace", create, body=NewWorkspace, answer=Workspace, status=201),
+    api(
         "POST",
-        "",
-        summary="Make a workspace",
-        handle=create,
-        body=NewWorkspace,
-        answer=Workspace,
-        status=201,
-    ),
-    _route(
-        "POST",
-        "/from-snapshot",
-        summary="Make a workspace with the files of a snapshot",
-        handle=_create_from_snapshot,
+        "/workspaces/from-snapshot",
+        "Make a workspace with the files of a snapshot",
+        _create_from_snapshot,
         body=FromSnapshot,
         answer=Workspace,
         status=201,
     ),
-    _route("GET", "/find", summary="Find the workspace that a path is in", handle=_find, query=Place, answer=Workspace),
-    _route("GET", "/{id}", summary="Show a workspace and who has it", handle=_get, answer=Workspace),
-    _route(
+    api("GET", "/workspaces/find", "Find the workspace that a path is in", _find, query=Place, answer=Workspace),
+    api("GET", "/workspaces/{id}", "Show a workspace and who has it", _get, answer=Workspace),
+    api(
         "DELETE",
-        "/{id}",
-        summary="End what runs in a workspace, save what is unsaved, and remove it",
-        handle=_destroy,
+        "/workspaces/{id}",
+        "End what runs in a workspace, save what is unsaved, and remove it",
+        _destroy,
         query=Removal,
         answer=Removed,
     ),
-    _route(
+    api(
         "POST",
-        "/{id}/snapshot",
-        summary="Save the files of a workspace, in which nothing runs meanwhile; it goes on",
-        handle=_snapshot,
+        "/workspaces/{id}/snapshot",
+        "Save the files of a workspace, in which nothing runs meanwhile; it goes on",
+        _snapshot,
         answer=Snapshot,
         status=201,
     ),
-    _route(
-        "POST",
-        "/{id}/stop",
-        summary="End what runs in a workspace; its files stay",
-        handle=_stop,
-        answer=Workspace,
-    ),
-    _route(
-        "POST",
-        "/{id}/resume",
-        summary="Let a stopped workspace be used again",
-        handle=_resume,
-        answer=Workspace,
-    ),
+    api("POST", "/workspaces/{id}/stop", "End what runs in a workspace; its files stay", _stop, answer=Workspace),
+    api("POST", "/workspaces/{id}/resume", "Let a stopped workspace be used again", _resume, answer=Workspace),
 )
