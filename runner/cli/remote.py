@@ -170,9 +170,18 @@ def runs(args: Namespace, settings: Settings, url: str, out: Output) -> int:
             found = client.send(requests.list_runs(RunListing(limit=args.limit or 25, **given)))
             if args.output == "json":
                 out.json([plain(run) for run in found.runs])
-            for run in found.runs if args.output == "text" else ():
-                waits = f": {run.waits}" if run.waits else ""
-                out.line("  ".join((run.id, run.created_at, f"{run.project}/{run.name}", run.state + waits)))
+            else:
+                rows = [
+                    (
+                        run.id,
+                        f"{run.project}/{run.name}",
+                        run.state,
+                        run.created_at,
+                        f"waits: {run.waits}" if run.waits else "",
+                    )
+                    for run in found.runs
+                ]
+                out.table(("RUN", "NAME", "STATUS", "CREATED", "WHY"), rows, nothing="no runs")
             return 0
         id = _found(client, args.run)
         match args.what:

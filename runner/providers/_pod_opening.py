@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from runner.providers._pod_disk import fetched_at_most
 from runner.providers._pod_sandbox import PodFiles, PodSandbox
 from runner.sandbox import pod
 from runner.sandbox.guest_files import GuestFiles
-from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
 from runner.sandbox.mirrored import Volume, paths_of_dependencies
 from runner.sandbox.protected_paths import Guard
 from runner.sandbox.tar_trees import Source, pack_trees
@@ -121,15 +120,3 @@ async def prove(sandbox: PodSandbox) -> None:
             nursery.start_soon(sandbox.check_closed)
             await sandbox.wait_dialled()
             sandbox.started()
-
-
-@asynccontextmanager
-async def reach(sandbox: PodSandbox, context: SandboxContext, nonce: bytes | None) -> AsyncIterator[GuestWorkspace]:
-    what = sandbox.what
-    opened = open_dialling_guest(sandbox.connect, context, what=what, kill_sandbox=sandbox.kill, nonce=nonce)
-    async with AsyncExitStack() as stack:
-        try:
-            workspace = await stack.enter_async_context(opened)
-        except WorkspaceLost as lost:
-            raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
-        yield workspace

@@ -246,7 +246,7 @@ class DockerProvider(DaemonImages):
 
     @asynccontextmanager
     async def open_slot(
-        self, handle: Handle, toolchains: Sequence[str], protected: Sequence[str] = ()
+        self, handle: Handle, toolchains: Sequence[str], protected: Sequence[str]
     ) -> AsyncIterator[WarmContainer]:
         self._directories.check(handle)  # protected paths are mounted when they are known, see ``_cover``
         mounts = slot_mounts(handle)
@@ -351,11 +351,7 @@ class DockerProvider(DaemonImages):
         )
         workspace: GuestWorkspace | None = None
         try:
-            async with AsyncExitStack() as stack:
-                try:
-                    workspace = await stack.enter_async_context(guest)
-                except WorkspaceLost as lost:
-                    raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
+            async with guest as workspace:
                 yield workspace
         finally:
             with trio.CancelScope(shield=True):

@@ -43,7 +43,7 @@ from runner.sandbox.daemon_container import DaemonLimits
 from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.docker_facts import read_image
 from runner.sandbox.guest_files import GuestFiles
-from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext
+from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
 from runner.sandbox.mirrored import MOST, Inputs, Mirror, Volume, prepare_scratch, stamps_of, volumes_of
 from runner.sandbox.protected_paths import Guard, open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS
@@ -283,7 +283,6 @@ class KubernetesProvider:
         self, opening: PodOpening, sandbox: PodSandbox, nonce: bytes | None = None
     ) -> AsyncIterator[GuestWorkspace]:
         """Open the workspace in a pod that has its files; fetch them when the block ends."""
-        from runner.providers._pod_opening import reach
         from runner.providers._pod_sandbox import PodPacker
         from runner.providers._pod_volume import look_at_volume
 
@@ -309,7 +308,9 @@ class KubernetesProvider:
         )
         mirror.daemon_is_ahead(volume.name for volume in opening.kept)
         try:
-            async with reach(sandbox, context, nonce) as workspace:
+            async with open_dialling_guest(
+                sandbox.connect, context, what=sandbox.what, kill_sandbox=sandbox.kill, nonce=nonce
+            ) as workspace:
                 await files.begin(workspace.guest)
                 self._measures[handle.id] = partial(opening.measure, files)
                 try:

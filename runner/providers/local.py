@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 from msgspec.structs import replace
 
-from runner.core.errors import ProviderFailed, WorkspaceLost
+from runner.core.errors import ProviderFailed
 from runner.core.model import Feature, Handle, IsolationClass, Limits
 from runner.core.settings import Settings
 from runner.guest import binary
@@ -168,12 +168,9 @@ class LocalProvider:
                 grace=self._grace,
                 volume=volume,
             )
-            guest = open_workspace(sandbox.child.stdin, context, what=what, kill_sandbox=sandbox.kill)
-            async with AsyncExitStack() as stack:
-                try:
-                    workspace = await stack.enter_async_context(guest)
-                except WorkspaceLost as lost:
-                    raise ProviderFailed(f"the guest of {what} does not start: {sandbox.complaint()}") from lost
+            async with open_workspace(
+                sandbox.child.stdin, context, what=what, kill_sandbox=sandbox.kill, complaint=sandbox.complaint
+            ) as workspace:
                 yield workspace
         finally:
             sandbox.kill()

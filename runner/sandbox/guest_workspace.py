@@ -6,13 +6,13 @@ import posixpath
 import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.core.errors import WorkspaceLost
+from runner.core.errors import ProviderFailed, WorkspaceLost
 from runner.core.model import Exit, Isolation, IsolationClass, Limits, StopStage
 from runner.guest.client import Command, Guest, open_guest
 from runner.guest.framing import KEEP, Request, Shield
@@ -63,7 +63,12 @@ class SandboxContext(Struct, frozen=True, kw_only=True):
 
 
 def open_workspace(
-    stream: trio.SocketStream, context: SandboxContext, *, what: str, kill_sandbox: Callable[[], None]
+    stream: trio.SocketStream,
+    context: SandboxContext,
+    *,
+    what: str,
+    kill_sandbox: Callable[[], None],
+    complaint: Callable[[], str] | None = None,
 ) -> AbstractAsyncContextManager[GuestWorkspace]:
     """Open the workspace of a guest of this kernel that has the other end of ``stream`` as its channel."""
     streams = [stream]
@@ -74,7 +79,9 @@ def open_workspace(
             raise WorkspaceLost(f"the guest of {what} has ended")
         return streams.pop()
 
-    return open_dialling_guest(connect, context, what=what, kill_sandbox=kill_sandbox, hands_over=True)
+    return open_dialling_guest(
+        connect, context, what=what, kill_sandbox=kill_sandbox, hands_over=True, complaint=complaint
+    )
 
 
 @asynccontextmanager
@@ -86,11 +93,21 @@ async def open_dialling_guest(
     kill_sandbox: Callable[[], None],
     nonce: bytes | None = None,
     hands_over: bool = False,
+    complaint: Callable[[], str] | None = None,
 ) -> AsyncIterator[GuestWorkspace]:
-    """Open the workspace of a guest whose connections come from ``connect``, as for ``open_guest``."""
-    async with open_guest(connect, what=what, kill_sandbox=kill_sandbox, nonce=nonce, hands_over=hands_over) as guest:
+    """Open the workspace of a guest whose connections come from ``connect``, as for ``open_guest``.
+
+    Raises ``ProviderFailed`` when no guest answers, with the ``complaint`` of what should have started it.
+    """
+    opened = open_guest(connect, what=what, kill_sandbox=kill_sandbox, nonce=nonce, hands_over=hands_over)
+    async with AsyncExitStack() as stack:
+        try:
+            guest = await stack.enter_async_context(opened)
+            await context.group.watch(guest)
+        except WorkspaceLost as lost:
+            why = complaint() if complaint else lost.message
+            raise ProviderFailed(f"the guest of {what} does not start: {why}") from lost
         workspace = GuestWorkspace(guest, context)
-        await context.group.watch(guest)
         try:
             yield workspace
         finally:

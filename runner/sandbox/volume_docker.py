@@ -46,7 +46,7 @@ from runner.sandbox.docker_facts import (
     versions_of,
 )
 from runner.sandbox.guest_files import GuestFiles
-from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
+from runner.sandbox.guest_workspace import SandboxContext, open_dialling_guest
 from runner.sandbox.mirrored import (
     MOST,
     Inputs,
@@ -195,7 +195,8 @@ class VolumeDocker(DaemonImages):
                     await channel.prepare(container)
                     mirror.daemon_is_ahead(volume.name for volume in (*kept, *shared))
                     await self._engine.start(container)
-                    async with self._reach(channel, init, context, what) as workspace:
+                    connect = partial(channel.connect, init)
+                    async with open_dialling_guest(connect, context, what=what, kill_sandbox=init.kill) as workspace:
                         await files.begin(workspace.guest)
                         self._measures[handle.id] = partial(self._measure, files, carrier, volumes)
                         try:
@@ -230,18 +231,6 @@ class VolumeDocker(DaemonImages):
             return await trio.to_thread.run_sync(volumes_of, handle, spec, project)
         except FileNotFoundError as error:
             raise WorkspaceLost(f"{_what(handle)} is gone: `{error.filename}`") from error
-
-    @asynccontextmanager
-    async def _reach(
-        self, channel: AttachChannel, init: DaemonInit, context: SandboxContext, what: str
-    ) -> AsyncIterator[GuestWorkspace]:
-        opened = open_dialling_guest(partial(channel.connect, init), context, what=what, kill_sandbox=init.kill)
-        async with AsyncExitStack() as stack:
-            try:
-                workspace = await stack.enter_async_context(opened)
-            except WorkspaceLost as lost:
-                raise ProviderFailed(f"the guest of {what} does not start: {lost.message}") from lost
-            yield workspace
 
     async def _guard_mounts(self, handle: Handle, tree: Volume, guards: Sequence[Guard]) -> list[dict[str, Any]]:
         """Mount parts of a volume from where the daemon has it; nothing runs yet that could make links of them."""

@@ -34,7 +34,7 @@ async def detached_sandbox(
     """A workspace that was a slot of one provider, and another provider that has its container, unless it got lost."""
     keeper, claimer = DockerProvider(home, Engine(dockerd.host())), DockerProvider(home, Engine(dockerd.host()))
     slot = await keeper.create(wish("slot", limits))
-    async with keeper.open_slot(slot, ()) as idle:
+    async with keeper.open_slot(slot, (), ()) as idle:
         await idle.ping()
         handoff = idle.detach()
     handle = await keeper.assign(slot, wish("warm"))

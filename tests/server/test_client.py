@@ -92,6 +92,8 @@ def test_verbs_work_on_a_server(served: Served) -> None:
     assert "(it was there)" in project.runner("apply", "--run-key", "cli").out
     [run] = project.json("runs", "list")
     assert (run["name"], run["state"]) == ("work", "succeeded")
+    heads, listed = project.runner("runs", "list").out.splitlines()
+    assert (heads.split(), listed.split()[0]) == (["RUN", "NAME", "STATUS", "CREATED", "WHY"], run["id"])
     assert project.json("runs", "show", "last")["id"] == run["id"]
     assert "it is made" in project.runner("runs", "logs", run["id"][:5], "agent").out
     done = project.runner("runs", "cancel", run["id"])

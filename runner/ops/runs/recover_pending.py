@@ -25,13 +25,13 @@ async def recover_pending(store: Store, row: RunRow, settings: Settings, *, dry_
     found = Recovered(run=row.id, name=row.name, outcome=row.status)
     if record.placed is None:
         if not dry_run:
-            await end_pending(store, row, None)
+            await pending.give_up(store, row.id, _NOT_MADE, 1)
         return [Recovered(run=row.id, name=row.name, outcome=_NOT_MADE.status.value)]
     try:
         async with Clusters(settings).connect(workspace_place(settings)) as (target, way):
             objects = ClusterObjects(way, target.server, target.namespace)
             state = await _look(record, objects)
-            if not dry_run and await end_pending(store, row, objects):
+            if not dry_run and await _end(store, record, objects, state):
                 return [Recovered(run=row.id, name=row.name, outcome="failed", removed=(_what(record),))]
     except RunnerError as error:
         left = f"{_what(record)} cannot be looked at: {error.message}"
@@ -50,11 +50,15 @@ async def end_pending(store: Store, row: RunRow, objects: ClusterObjects | None)
         return False
     if record.placed is None or objects is None:
         return await pending.give_up(store, row.id, _NOT_MADE, 1)
-    state = await _look(record, objects)
+    return await _end(store, record, objects, await _look(record, objects))
+
+
+async def _end(store: Store, record: RunRecord, objects: ClusterObjects, state: job.JobState) -> bool:
+    assert record.placed is not None
     if not (state.over or state.hopeless):
         return False
     why = failed(Reason.PLATFORM, f"its Job has not begun it: {state.hopeless or state.why or 'it is over'}")
-    ended = await pending.give_up(store, row.id, why, ProviderFailed.exit_code)
+    ended = await pending.give_up(store, record.id, why, ProviderFailed.exit_code)
     if ended:
         await objects.delete(objects.path("jobs", record.placed.job, group=job.BATCH), propagationPolicy="Background")
     return ended
