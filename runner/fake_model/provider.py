@@ -18,7 +18,7 @@ import trio
 
 from runner.core.model import ModelRefusal
 from runner.core.nurseries import open_services
-from runner.fake_model.api import FakeAnswer, FakeApi, ToolMissing, answer_of
+from runner.fake_model.api import FakeApi, ToolMissing, answer_of
 from runner.fake_model.script import Turn
 from runner.gateway.api import Api as ApiModule
 from runner.gateway.api import Call, Kind, read_body
@@ -92,7 +92,8 @@ class FakeModel:
             return
         streams = alt == ["sse"] if self._name is Api.GEMINI else bool(asked_body.get("stream"))
         kind = b"text/event-stream" if streams else _JSON
-        async with aclosing(_play(turn, _encode(api, answer, streams=streams))) as body:
+        pieces = api.stream(answer) if streams else [json.dumps(api.body(answer)).encode()]
+        async with aclosing(_play(turn, pieces)) as body:
             yield UpstreamResponse(200, [(b"content-type", kind)], body)
 
     def _next(self) -> Turn | None:
@@ -164,10 +165,6 @@ def _api_of(path: str) -> Api:
     if path.startswith("/v1/messages"):
         return Api.ANTHROPIC
     return Api.GEMINI if path.startswith(("/v1beta/", "/v1/models/")) else Api.OPENAI
-
-
-def _encode(api: FakeApi, answer: FakeAnswer, *, streams: bool) -> Sequence[bytes]:
-    return api.stream(answer) if streams else [json.dumps(api.body(answer)).encode()]
 
 
 async def _play(turn: Turn, pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:

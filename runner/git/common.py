@@ -231,7 +231,7 @@ class GitAdapter(ABC):
         entries = await self.checked_entries(repository, base)
         outside = (await in_thread(parts.read_parts, repository)).paths
         options = replace(options, exclude=options.exclude | outside)
-        files = [entry for entry in entries if _is_ignore_file(entry)]
+        files = [entry for entry in entries if entry.path.rpartition(b"/")[2] == b".gitignore" and _is_file(entry)]
         texts = await self.read_blobs(repository, [entry.id for entry in files])
         rules = {entry.path.rpartition(b"/")[0]: text for entry, text in zip(files, texts, strict=True)}
         return await in_thread(_select_content, tree, entries, IgnoreRules(rules.get), options)
@@ -263,10 +263,6 @@ async def read_file_at(reader: ObjectReader, git: Path, commit: str, name: str, 
     if found.size > limit:
         raise HostileTree(f"`{name}` of {commit[:12]} has {found.size} bytes, more than the limit of {limit}")
     return (await reader.read_blobs(git, [found.id]))[0]
-
-
-def _is_ignore_file(entry: TreeEntry) -> bool:
-    return entry.path.rpartition(b"/")[2] == b".gitignore" and _is_file(entry)
 
 
 def _is_file(entry: TreeEntry) -> bool:

@@ -253,12 +253,9 @@ def classify_failure(url: str, result: GitResult, limits: ProcessLimits | None =
         return RemoteOverLimit(f"`{url}` sends more than {most}", hint="ask for less history")
     for pattern, kind, template, hint in _FAILURES:
         if re.search(pattern, message):
-            return kind(template.format(url=url, message=sanitize(message), last=_last_line(message)), hint=hint)
+            last = sanitize(message.splitlines()[-1])
+            return kind(template.format(url=url, message=sanitize(message), last=last), hint=hint)
     return GitFailed(f"git could not read `{url}`: {sanitize(message) or f'it ended with {result.code}'}")
-
-
-def _last_line(message: str) -> str:
-    return sanitize(message.splitlines()[-1])
 
 
 _TOO_MUCH = re.compile(r"File too large|[Oo]ut of memory|unable to create thread|mmap failed|Cannot allocate memory")

@@ -8,7 +8,7 @@ from pathlib import Path
 from runner.core.model import IsolationClass, McpVerdict, Reason, Status
 from runner.core.plural import plural
 from runner.core.sanitize import sanitize
-from runner.events.events import AgentCommitsImported, ArtifactsCopied
+from runner.events.events import AgentCommitsImported
 from runner.events.record import ClusterUse, HostUse, McpUse, RunRecord, StepRecord
 from runner.report.format import MARKS, brief, commands, duration, isolation, open_network, size, stop_stage, usage
 from runner.report.run_files import blamed
@@ -222,12 +222,8 @@ def _places(record: RunRecord, directory: Path | None) -> Iterator[str]:
         yield "  evidence   not on this host: name the store of its copy in RUNNER_ARTIFACTS"
     elif record.status not in (Status.PENDING, Status.SKIPPED):  # which leave none
         yield "  evidence   not on this host: the run was on another, or RUN_RETENTION is over"
-    if record.artifacts is not None:
-        yield f"  copy       {artifacts_line(record.artifacts)}"
-
-
-def artifacts_line(copied: ArtifactsCopied) -> str:
-    return f"{copied.url}, {plural(copied.files, 'file')}, {size(copied.bytes)}"
+    if (copied := record.artifacts) is not None:
+        yield f"  copy       {copied.url}, {plural(copied.files, 'file')}, {size(copied.bytes)}"
 
 
 def _commits(commits: AgentCommitsImported, directory: Path) -> str:

@@ -115,7 +115,7 @@ def _parts_of(
     )
     held_to = None if selected.host_policy is None else policy_spec(selected.host_policy, {})
     policies += () if held_to is None else (held_to,)
-    findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies, untrusted)]
+    findings = [*_faults(selected, found), *faults, *_policy_faults(selected, needs, facts, policies)]
     may = not untrusted or (held_to is not None and held_to.network is not None)
     networks, added_at, refused = _networks(
         selected, found, own, policies, untrusted=untrusted, may=may, record_network=record_network
@@ -261,7 +261,7 @@ def _faults(selected: Selected, found: RunFacts) -> Iterator[RunnerError]:
 
 
 def _policy_faults(
-    selected: Selected, needs: FactsRequest, facts: Facts, policies: tuple[PolicySpec, ...], untrusted: bool
+    selected: Selected, needs: FactsRequest, facts: Facts, policies: tuple[PolicySpec, ...]
 ) -> Iterator[RunnerError]:
     """List what policies, clusters and incidents forbid."""
     yield from provider_faults(selected, needs.providers, policies)

@@ -234,7 +234,7 @@ def _members(
         findings += _project_faults(project)
     findings += _matrix_faults(run, spec)
     members: list[Selected] = []
-    for label, (agent_name, agent_keys), model, (incident, incident_keys) in _axes(run, spec, project):
+    for label, (agent_name, agent_keys), model, (incident, incident_keys) in _axes(spec, project):
         left.count(run)
         owner = project if project is not None and agent_keys == ("agent_type",) and spec.agent_type is None else run
         if agent_name is None:
@@ -276,7 +276,7 @@ Keys = tuple[str | int, ...]
 Axis = tuple[str, tuple[str | None, Keys], tuple[str, int] | None, tuple[str | None, Keys]]
 
 
-def _axes(run: Document, spec: IncidentRunSpec, project: Document | None) -> Iterator[Axis]:
+def _axes(spec: IncidentRunSpec, project: Document | None) -> Iterator[Axis]:
     """Label, agent type, model and incident of each member, with where they are written."""
     single = spec.agent_type
     if single is None and project is not None:

@@ -181,10 +181,6 @@ class Session:
             ours.shutdown(socket.SHUT_RDWR)
 
 
-def _refuses_password(error: psycopg.OperationalError) -> bool:
-    return "authentication failed" in str(error)
-
-
 @cache
 def _translated(query: str) -> bytes:
     numbers = count(1)
@@ -249,7 +245,7 @@ class PostgresDatabase:
                 cursor_factory=psycopg.RawCursor,
             )
         except psycopg.OperationalError as error:
-            if _refuses_password(error) and self._command is not None and self._command.forget():
+            if "authentication failed" in str(error) and self._command is not None and self._command.forget():
                 return self._connect()
             if "FATAL" in str(error) and not any(words in str(error) for words in _STARTING):
                 hint = "check the URL, the role and its password there"

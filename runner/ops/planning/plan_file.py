@@ -125,7 +125,7 @@ def _saved(planned: PlanResult, folder: Path) -> SavedPlan:
         manifests=os.path.relpath(manifests, folder) if manifests is not None else None,
         files=tuple(dict.fromkeys(os.path.relpath(file, folder) for file in _files(planned))),
         folder=folder,
-        root=repository_root(_folder_of(manifests)) if manifests is not None else folder,
+        root=repository_root(manifests if manifests.is_dir() else manifests.parent) if manifests else folder,
         request=planned.request,
         settings=planned.settings,
         documents={key: document.data for key, document in planned.documents.items()},
@@ -138,10 +138,6 @@ def _saved(planned: PlanResult, folder: Path) -> SavedPlan:
         texts=texts_of(facts, *(run.name for run in plan.runs)),
         runs=plan.runs,
     )
-
-
-def _folder_of(manifests: Path) -> Path:
-    return manifests if manifests.is_dir() else manifests.parent
 
 
 def _files(planned: PlanResult) -> Iterator[str]:

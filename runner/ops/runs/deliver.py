@@ -66,7 +66,7 @@ async def make_branch(
 
     With ``commits`` the branch has the agent's own. Raises ``CommitsDiffer`` when those are not all of the work.
     """
-    snapshot, repository = _published(stored, settings, unverified=unverified)
+    snapshot, repository = _published(stored, unverified=unverified)
     commit = _own_commits(stored, snapshot) if commits else snapshot.commit
     delivery = open_delivery(settings)
     place = into or _source_or_refuse(stored)
@@ -77,7 +77,7 @@ async def apply_patch(
     stored: StoredRun, settings: Settings, *, into: Path | None, check: bool, unverified: bool
 ) -> ApplyResult:
     """Do ``Delivery.apply``. Raises ``PatchChanged`` when the patch is not the one that the run wrote."""
-    snapshot, _ = _published(stored, settings, unverified=unverified)
+    snapshot, _ = _published(stored, unverified=unverified)
     delivery = open_delivery(settings)
     place = into or _source_or_refuse(stored)
     if not snapshot.changed:
@@ -98,7 +98,7 @@ async def push(
     seconds: float = PUSH_SECONDS,
 ) -> PushResult:
     """Do ``Delivery.push``. Raises ``PushTimedOut`` after ``seconds``."""
-    snapshot, repository = _published(stored, settings, unverified=unverified)
+    snapshot, repository = _published(stored, unverified=unverified)
     delivery = open_delivery(settings)
     url = await delivery.remote_url(to, repository=source_of(stored))
     with trio.move_on_after(seconds):
@@ -171,7 +171,7 @@ def _source_or_refuse(stored: StoredRun) -> Path:
     return source
 
 
-def _published(stored: StoredRun, settings: Settings, *, unverified: bool) -> tuple[SnapshotPublished, Path]:
+def _published(stored: StoredRun, *, unverified: bool) -> tuple[SnapshotPublished, Path]:
     """Return the published snapshot and the private repository that has it.
 
     Raises ``Unverified`` unless the run succeeded and verified something, or ``unverified`` permits delivery.

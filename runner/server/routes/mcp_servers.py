@@ -72,11 +72,7 @@ def _named(call: Call) -> HostedServer:
     """Return the server of the path. Raises ``OutOfScope`` and ``UnknownMcpServer``."""
     if not call.token.may_change(None):
         raise OutOfScope(f"token `{call.token.name}` may not use MCP servers", hint="use a token with the scope admin")
-    hosting = call.server.hosting
-    found = None if hosting is None else hosting.servers.get(call.path["id"])
-    if found is None:
-        raise UnknownMcpServer(f"there is no hosted server `{excerpt(call.path['id'])}`")
-    return found
+    return _seen(call)
 
 
 async def _create(call: Call) -> Reply:
