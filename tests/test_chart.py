@@ -35,7 +35,7 @@ image: {repository: registry.example.org/plan-runner, tag: "1", pullPolicy: Alwa
 hosts: [runner.example.org]
 home: {size: 100Gi, storageClass: fast}
 artifacts: s3://runs/shop
-workspaces: {namespace: pods, create: false, runtimeClass: gvisor, storageClass: fast}
+workspaces: {namespace: pods, create: false, runtimeClass: gvisor, storageClass: fast, agentSandbox: true}
 jobs: {enabled: true, secret: workers, image: "registry.example.org/worker:2", priorityClass: low}
 manifests: runs
 tls: runner-tls
@@ -102,6 +102,28 @@ def test_the_rights_are_those_of_the_accounts_that_the_manifest_makes(
         place.write_text(rules)
 
     assert place.read_text() == rules
+
+
+def test_the_rights_for_sandboxes_come_with_the_chart_and_the_manifest_where_asked_for(
+    everything: str, pytestconfig: pytest.Config
+) -> None:
+    plain, more = access_manifest("agents").splitlines(), access_manifest("agents", sandboxes=True).splitlines()
+    rules = "".join(f"{line.strip()}\n" for line in more if line not in plain)
+    place = CHART / "files" / "sandbox_rights.yaml"
+    if pytestconfig.option.update_cases:
+        place.write_text(rules)
+    [role] = [
+        one for one in objects(everything) if one["kind"] == "Role" and one["metadata"]["name"] == "runner-servers"
+    ]
+    [servers] = [one for one in objects(everything) if one["kind"] == "StatefulSet"]
+    [server] = servers["spec"]["template"]["spec"]["containers"]
+
+    assert place.read_text() == rules
+    assert YAML(typ="safe").load(rules) == [
+        {"apiGroups": ["agents.x-k8s.io"], "resources": ["sandboxes"], "verbs": ["create", "get", "list", "delete"]}
+    ]
+    assert role["rules"][-1:] == YAML(typ="safe").load(rules)
+    assert {"name": "RUNNER_KUBERNETES_SANDBOXES", "value": "agent-sandbox"} in server["env"]
 
 
 def granted(text: str) -> dict[str, list[str]]:

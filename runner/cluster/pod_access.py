@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from typing import Any
 
 import trio
 
@@ -70,11 +71,11 @@ async def look_at_cluster(
 RIGHTS_HINT = "apply `runner cluster manifest` as an administrator: it grants just these"
 
 
-async def require_rights(objects: ClusterObjects, rights: Sequence[Right]) -> None:
+async def require_rights(objects: ClusterObjects, rights: Sequence[Right], hint: str = RIGHTS_HINT) -> None:
     """Raise ``ProviderFailed`` with the rights that the cluster denies, as people write them."""
     if lacking := await _missing(objects, rights):
         where = f"namespace `{objects.namespace}` of cluster {objects.server}"
-        raise ProviderFailed(f"these rights are missing in {where}: {', '.join(lacking)}", hint=RIGHTS_HINT)
+        raise ProviderFailed(f"these rights are missing in {where}: {', '.join(lacking)}", hint=hint)
 
 
 async def _missing(objects: ClusterObjects, rights: Sequence[Right]) -> list[str]:
@@ -130,8 +131,8 @@ async def require_storage_class(objects: ClusterObjects, storage_class: str) -> 
         raise VolumeFailed(message, hint="see `kubectl get storageclasses`")
 
 
-async def _try_pod(objects: ClusterObjects, runtime_class: str | None, storage_class: str | None) -> None:
-    """Let the cluster judge a pod like those of workspaces, and make none. Raises ``ProviderFailed``."""
+def probe_pod(runtime_class: str | None, storage_class: str | None) -> dict[str, Any]:
+    """Return a pod like those of workspaces, which is only to be judged."""
     shape = pod.PodShape(
         image="runner.invalid/probe",
         pull="IfNotPresent",
@@ -144,7 +145,12 @@ async def _try_pod(objects: ClusterObjects, runtime_class: str | None, storage_c
         runtime_class=runtime_class,
         storage_class=storage_class,
     )
-    body = pod.pod("runner-probe", shape, [], [], most=1 << 20)
+    return pod.pod("runner-probe", shape, [], [], most=1 << 20)
+
+
+async def _try_pod(objects: ClusterObjects, runtime_class: str | None, storage_class: str | None) -> None:
+    """Let the cluster judge such a pod, and make none. Raises ``ProviderFailed``."""
+    body = probe_pod(runtime_class, storage_class)
     status, answer = await objects.ask("POST", f"{objects.path('pods')}?dryRun=All", body)
     if status not in (200, 201):
         said = sanitize(str(answer.get("message", status)))

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -171,6 +171,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
     kubernetes_namespace: str | None  # that workspaces are made in; none without it
     kubernetes_runtime_class: str | None
     kubernetes_storage_class: str | None  # of the volumes that limit a workspace's disk
+    kubernetes_sandboxes: str  # `pods`, or `agent-sandbox`
     worker_image: str | None  # of Jobs that carry out runs
     worker_secret: str  # the Secret with the environment of these
     worker_priority: str | None  # their PriorityClass
@@ -201,7 +202,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             home=read("RUNNER_HOME", _home, Path(_state_home(env)).absolute()),
             database_url=read("RUNNER_DATABASE_URL", _database_url, None),
             database_password_command=read("RUNNER_DATABASE_PASSWORD_COMMAND", lambda text: text, None),
-            telemetry=read("RUNNER_TELEMETRY", _telemetry, "none"),
+            telemetry=read("RUNNER_TELEMETRY", _choice("none", "otlp"), "none"),
             traceparent=env.get("TRACEPARENT", ""),
             artifacts=read("RUNNER_ARTIFACTS", _artifacts_url, None),
             default_cpus=read("WORKSPACE_DEFAULT_CPU", parse_cpus, 2.0),
@@ -220,6 +221,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             kubernetes_namespace=read("RUNNER_KUBERNETES_NAMESPACE", kubernetes_name, None),
             kubernetes_runtime_class=read("RUNNER_KUBERNETES_RUNTIME_CLASS", kubernetes_name, None),
             kubernetes_storage_class=read("RUNNER_KUBERNETES_STORAGE_CLASS", kubernetes_name, None),
+            kubernetes_sandboxes=read("RUNNER_KUBERNETES_SANDBOXES", _choice("pods", "agent-sandbox"), "pods"),
             worker_image=read("RUNNER_WORKER_IMAGE", _image, None),
             worker_secret=read("RUNNER_WORKER_SECRET", kubernetes_name, "runner-worker"),
             worker_priority=read("RUNNER_WORKER_PRIORITY_CLASS", kubernetes_name, None),
@@ -292,6 +294,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             "RUNNER_KUBERNETES_NAMESPACE": self.kubernetes_namespace or "(none)",
             "RUNNER_KUBERNETES_RUNTIME_CLASS": self.kubernetes_runtime_class or "(none)",
             "RUNNER_KUBERNETES_STORAGE_CLASS": self.kubernetes_storage_class or "(none)",
+            "RUNNER_KUBERNETES_SANDBOXES": self.kubernetes_sandboxes,
             "RUNNER_WORKER_IMAGE": self.worker_image or "(none)",
             "RUNNER_WORKER_SECRET": self.worker_secret,
             "RUNNER_WORKER_PRIORITY_CLASS": self.worker_priority or "(none)",
@@ -398,10 +401,13 @@ def _program(command: str | None) -> str:
     return "(none)" if command is None else f"{command.split()[0]} ..." if command.split() else "''"
 
 
-def _telemetry(text: str) -> str:
-    if text not in ("none", "otlp"):
-        raise ValueError("none or otlp")
-    return text
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(" or ".join(words))
+        return text
+
+    return parse
 
 
 def _credentials(text: str) -> str:

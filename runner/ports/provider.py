@@ -57,7 +57,7 @@ class Probe(Struct, frozen=True, kw_only=True):
     A provider with ``needs_image`` makes workspaces only from an image. With ``ends_whole`` memory over the limit ends
     a sandbox, and not one process of it. One that ``protects_at_start`` cannot protect another path once a sandbox has
     started, so its warm workspaces are those of one set of protected paths. ``place`` is where it makes them, if it may
-    be somewhere else for another process of this host.
+    be somewhere else for another process of this host, and ``makes`` what its sandboxes are, if settings decide that.
     """
 
     provider: str
@@ -73,6 +73,7 @@ class Probe(Struct, frozen=True, kw_only=True):
     ends_whole: bool = False
     protects_at_start: bool = False
     place: str = ""
+    makes: str = ""
 
     def enforces(self, feature: Feature) -> bool:
         return feature not in self.missing

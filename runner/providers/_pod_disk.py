@@ -27,14 +27,14 @@ def fetched_at_most(handle: Handle) -> int:
     return max(handle.limits.disk_bytes or 0, MOST)
 
 
-def note_of(request: WorkspaceRequest, storage_class: str | None) -> Callable[[Path], None]:
-    """Return what notes of a workspace, in its private directory, what its pods are made of."""
+def note_of(request: WorkspaceRequest, storage_class: str | None, sandboxes: str) -> Callable[[Path], None]:
+    """Return what notes of a workspace, in its private directory, what its pods are made of, and by."""
     disk = request.limits.disk_bytes
     limit = {} if disk is None else {"disk": disk, "storage_class": storage_class}
 
     def fill(private: Path) -> None:
         image_file(private).parent.mkdir(mode=0o700)
-        image_file(private).write_text(json.dumps({"image": request.image, **limit}))
+        image_file(private).write_text(json.dumps({"image": request.image, "sandboxes": sandboxes, **limit}))
 
     return fill
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from runner.cluster import agent_sandbox
 from runner.cluster.objects import PATIENCE, ClusterObjects, Object
 from runner.cluster.websocket import ExecRefused, ExecStream
 from runner.core.errors import (
@@ -43,12 +44,13 @@ _TRANSIENT = (ExecRefused, UpstreamFailed, trio.BrokenResourceError)
 
 
 class PodSandbox:
-    """One pod. ``what`` names the workspace in messages."""
+    """One pod. ``what`` names the workspace in messages; ``kind`` says whether it belongs to a Sandbox of its name."""
 
-    def __init__(self, objects: ClusterObjects, name: str, what: str) -> None:
+    def __init__(self, objects: ClusterObjects, name: str, what: str, kind: str = "pods") -> None:
         self._objects = objects
         self.name = name
         self.what = what
+        self._kind = kind
         self._pod: Object = {}
         self._changed = trio.Event()
         self._is_gone = False
@@ -83,6 +85,13 @@ class PodSandbox:
     def _status(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._pod.get("status") or {}
         return found
+
+    async def make(self, body: Object) -> None:
+        """Make it, or the Sandbox that it belongs to. Raises ``ProviderFailed``."""
+        if self._kind == agent_sandbox.KIND:
+            self.look(await agent_sandbox.make_pod(self._objects, body))
+        else:
+            self.look(await self._objects.create(self._objects.path("pods"), body, again=True))
 
     # --- its state ---
 
@@ -406,7 +415,11 @@ class PodSandbox:
         self._is_ending = True
         if self._dialled is not None:
             await self._dialled.aclose()
+        if self._kind == agent_sandbox.KIND:  # first, for its controller would make another pod
+            await self._objects.delete(agent_sandbox.path_of(self._objects, self.name))
         await self._objects.delete(self._path, grace=grace)
+        if not self._pod:  # nobody has seen it, and it may never have been made
+            self.look(await self._objects.get(self._path))
         with trio.move_on_after(GONE_SECONDS):
             while not self._runs_nothing():
                 await self._changed.wait()

@@ -61,6 +61,7 @@ GAPS = {"network": "a pod has an interface, which a policy closes"}
 _PROBE_SECONDS = 15.0
 _INTERFACE = "eth0"  # as the runtimes of clusters call it
 _WATCHED = "a node ends a pod whose files exceed their limit, some time afterwards"
+_MAKES = {"pods": "plain pods", "agent-sandbox": "Sandboxes of agent-sandbox"}
 _ALONE = "workspaces that share a project need its directory, and a pod sees nothing of this host"
 _NOT_MADE = "what commands install is kept on this host, and a pod sees nothing of it"
 _MISSING = {
@@ -89,22 +90,29 @@ class KubernetesProvider:
         self._measures: dict[str, Callable[[], Awaitable[int]]] = {}  # of the sandboxes that are open, by workspace
 
     async def probe(self) -> Probe:
-        reason = hint = None
+        reason, hint, settings = None, None, self._settings
         isolation, versions, place = IsolationClass.NAMESPACES, {}, ""
         try:
-            workspace_place(self._settings)
+            workspace_place(settings)
             _require_extra()
+            from runner.cluster import agent_sandbox
             from runner.cluster.objects import REACH_HINT
-            from runner.cluster.pod_access import look_at_cluster
+            from runner.cluster.pod_access import look_at_cluster, probe_pod
 
             guest = binary.find()
             versions = {"guest": guest.sha256[:12]}
             with trio.move_on_after(_PROBE_SECONDS) as patience:
                 async with self._objects() as objects:
-                    classes = self._settings.kubernetes_runtime_class, self._storage_class
-                    place = " ".join((objects.server, objects.namespace, *(name or "" for name in classes)))
+                    classes, kind = (
+                        (settings.kubernetes_runtime_class, self._storage_class),
+                        settings.kubernetes_sandboxes,
+                    )
+                    place = " ".join((objects.server, objects.namespace, *(name or "" for name in classes), kind))
                     isolation, found = await look_at_cluster(objects, *classes)
                     versions |= found | ({} if self._storage_class is None else {"volumes": self._storage_class})
+                    if kind == agent_sandbox.KIND:
+                        await agent_sandbox.require_sandboxes(objects, probe_pod(*classes))
+                        versions[kind] = agent_sandbox.VERSION
             if patience.cancelled_caught:
                 reason, hint = f"the cluster does not answer within {_PROBE_SECONDS:.0f}s", REACH_HINT
         except RunnerError as error:
@@ -123,6 +131,7 @@ class KubernetesProvider:
             escapes=GAPS,
             protects_at_start=True,
             place=place,
+            makes=_MAKES[settings.kubernetes_sandboxes],
         )
 
     @property
@@ -174,7 +183,7 @@ class KubernetesProvider:
             raise ProviderFailed(f"`{self.name}` cannot limit the disk of workspace `{request.id}`: {_WATCHED}")
         async with self._objects() as objects:
             await self._prepare(objects)
-        note = note_of(request, self._storage_class)
+        note = note_of(request, self._storage_class, self._settings.kubernetes_sandboxes)
         return with_disk(await trio.to_thread.run_sync(self._directories.create, request_here(request), note))
 
     async def _prepare(self, objects: ClusterObjects) -> None:
@@ -256,7 +265,7 @@ class KubernetesProvider:
         handle = opening.handle
         sandbox, body = self._new_pod(opening.objects, handle, opening.volumes, opening.guards)
         async with sandbox.watched(), deleted(sandbox):
-            sandbox.look(await opening.objects.create(opening.objects.path("pods"), body, again=True))
+            await sandbox.make(body)
             async with watching_volume(opening.objects, sandbox, handle):
                 await send_all(sandbox, uid_of(handle), handle.private, opening.volumes)
             await prove(sandbox)
@@ -270,7 +279,7 @@ class KubernetesProvider:
         from runner.providers._pod_sandbox import PodSandbox
 
         opening = replace(opening, volumes=handed_off.in_place(opening.volumes))
-        sandbox = PodSandbox(opening.objects, handed_off.name, _what(opening.handle))
+        sandbox = PodSandbox(opening.objects, handed_off.name, _what(opening.handle), self._kind(opening.handle))
         async with sandbox.watched(), deleted(sandbox):
             sandbox.look(await opening.objects.get(opening.objects.path("pods", sandbox.name)))
             sandbox.started()
@@ -349,7 +358,7 @@ class KubernetesProvider:
             owner=self._settings.pod,
         )
         body = pod.pod(name, shape, volumes, guards, most=handle.limits.disk_bytes or MOST)
-        return PodSandbox(objects, name, _what(handle)), body
+        return PodSandbox(objects, name, _what(handle), self._kind(handle)), body
 
     # --- warm pods ---
 
@@ -377,7 +386,7 @@ class KubernetesProvider:
                 pinned = pinned_by(guards)
 
                 async def start() -> None:
-                    sandbox.look(await objects.create(objects.path("pods"), body, again=True))
+                    await sandbox.make(body)
                     async with watching_volume(objects, sandbox, handle):
                         await send_all(sandbox, uid_of(handle), handle.private, volumes)
                     await prove(sandbox)
@@ -413,7 +422,7 @@ class KubernetesProvider:
         async with self._objects() as objects:
             pods = await self._pods(objects, handle)
             for name in pods:
-                sandbox = PodSandbox(objects, name, _what(handle))
+                sandbox = PodSandbox(objects, name, _what(handle), self._kind(handle))
                 async with sandbox.watched():
                     sandbox.look(await objects.get(objects.path("pods", name)))
                     await sandbox.end()
@@ -462,7 +471,7 @@ class KubernetesProvider:
             return
         async with self._objects() as objects:
             for name in await self._pods(objects, handle):
-                sandbox = PodSandbox(objects, name, _what(handle))
+                sandbox = PodSandbox(objects, name, _what(handle), self._kind(handle))
                 async with sandbox.watched():
                     sandbox.look(await objects.get(objects.path("pods", name)))
                     try:
@@ -471,9 +480,21 @@ class KubernetesProvider:
                         raise CleanUpIncomplete(error.message, hint=error.hint) from error
 
     async def _pods(self, objects: ClusterObjects, handle: Handle) -> list[str]:
+        """Return the names of a workspace's pods, and of Sandboxes, which may have none yet."""
+        from runner.cluster import agent_sandbox
+
         selector = ",".join(f"{key}={value}" for key, value in self._labels(handle).items())
-        found = await objects.get(objects.path("pods"), labelSelector=selector) or {}
-        return [str(one["metadata"]["name"]) for one in found.get("items") or ()]
+        paths = [objects.path("pods")]
+        if self._kind(handle) == agent_sandbox.KIND:
+            paths.append(agent_sandbox.path_of(objects))
+        lists = [await objects.get(path, labelSelector=selector) or {} for path in paths]
+        return sorted({str(one["metadata"]["name"]) for found in lists for one in found.get("items") or ()})
+
+    def _kind(self, handle: Handle) -> str:
+        """Return what makes a workspace's pods: what did at first, whatever settings say by now."""
+        with suppress(WorkspaceLost):
+            return str(read_image(handle).get("sandboxes", "pods"))
+        return self._settings.kubernetes_sandboxes
 
     def _labels(self, handle: Handle) -> dict[str, str]:
         """Return the labels of a workspace's pods. Raises ``WorkspaceLost`` when it is gone."""

@@ -41,6 +41,7 @@ from tests.support import dockerd
 
 async def main():
     env = {"RUNNER_HOME": sys.argv[1], "KUBECONFIG": sys.argv[2], "RUNNER_KUBERNETES_NAMESPACE": "agents"}
+    env |= dict(word.split("=") for word in sys.argv[3:])
     provider = KubernetesProvider(Settings.from_env(env))
     handle = await provider.create(WorkspaceRequest(id="w-1", run="run-1", nonce="nonce", image=dockerd.IMAGE))
     async with provider.open(handle, SandboxSpec(protected=("missing/",))) as workspace:
@@ -130,7 +131,7 @@ async def test_an_opening_that_is_cancelled_waits_for_its_pod_to_go_and_no_longe
 async def test_the_work_of_a_killed_runner_is_fetched_and_nothing_is_left(
     provider: Provider, api: Api, tmp_path: Path
 ) -> None:
-    _kill_a_runner(tmp_path)
+    kill_a_runner(tmp_path)
     (handle,) = await provider.list_owned("nonce")
     assert len(api.pods()) == 1
 
@@ -146,7 +147,7 @@ async def test_the_work_of_a_killed_runner_is_fetched_and_nothing_is_left(
 async def test_a_workspace_of_a_killed_runner_can_be_destroyed_without_its_work(
     provider: Provider, api: Api, tmp_path: Path
 ) -> None:
-    _kill_a_runner(tmp_path)
+    kill_a_runner(tmp_path)
     (handle,) = await provider.list_owned("nonce")
 
     await provider.destroy(handle)
@@ -154,9 +155,10 @@ async def test_a_workspace_of_a_killed_runner_can_be_destroyed_without_its_work(
     assert api.pods() == []
 
 
-def _kill_a_runner(home: Path) -> None:
+def kill_a_runner(home: Path, **env: str) -> None:
     """Leave a workspace whose command goes on in its pod."""
     words = [sys.executable, "-c", RUNNER, str(home), str(cluster.double_kubeconfig())]
+    words += [f"{name}={value}" for name, value in env.items()]
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as runner:
         assert runner.stdout is not None
         assert runner.stdout.readline() == b"ready\n"

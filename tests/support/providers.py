@@ -80,11 +80,12 @@ def by_volumes(home: Path, daemon: type[unprivileged.OtherDaemon], grace: float)
     return VolumesOnTestImage(home, Engine(dockerd.session_of(daemon).host), grace=grace)
 
 
-def in_pods(home: Path, kubeconfig: Path, grace: float) -> Provider:
+def in_pods(home: Path, kubeconfig: Path, grace: float, **more: str) -> KubernetesProvider:
     env = {
         "RUNNER_HOME": str(home),
         "KUBECONFIG": str(kubeconfig),
         "RUNNER_KUBERNETES_NAMESPACE": "agents",
+        **more,
     }
     return PodsOnTestImage(Settings.from_env(env), grace=grace)
 

@@ -25,6 +25,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     summary = "print the objects of a namespace for workspaces, and of an account with the rights that they take"
     manifest = verbs.add_parser("manifest", help=summary, description=summary, allow_abbrev=False)
     manifest.add_argument("--namespace", metavar="NAME", default="agents", help="(default: agents)")
+    words = "with the rights for Sandboxes of kubernetes-sigs/agent-sandbox"
+    manifest.add_argument("--agent-sandbox", action="store_true", help=words)
 
 
 def main(args: Namespace, out: Output) -> int:
@@ -34,7 +36,7 @@ def main(args: Namespace, out: Output) -> int:
 
     if args.what == "manifest":
         try:
-            out.verbatim(access_manifest(kubernetes_name(args.namespace)))
+            out.verbatim(access_manifest(kubernetes_name(args.namespace), sandboxes=args.agent_sandbox))
         except ValueError as error:
             raise UsageError(f"`--namespace` is `{args.namespace}`", hint=f"write {error}") from None
         return 0

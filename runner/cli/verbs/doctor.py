@@ -176,6 +176,8 @@ def _provider(probe: Probe, *, needed: bool) -> Iterator[str]:
         yield f"    = hint: {probe.hint}"
     if not probe.available:
         return
+    if probe.makes:
+        yield f"    workspaces are {probe.makes}"
     lacking: dict[str, list[str]] = {}
     for feature, why in sorted(probe.missing.items()):
         if feature in probe.watched:

@@ -80,6 +80,8 @@ async def _tried(settings: Settings, image: str | None) -> AsyncIterator[tuple[s
         is_limited = probe.enforces(Feature.DISK)
         disk = f"disk limited by volumes of {settings.kubernetes_storage_class}" if is_limited else "disk watched"
         yield name, f"Kubernetes {probe.versions['kubernetes']}, isolation {probe.isolation.value}, {disk}"
+        name = "sandboxes"
+        yield name, await _sandbox_words(settings, probe.makes)
         if image is None:
             return
         name = "image"
@@ -104,6 +106,22 @@ async def _tried(settings: Settings, image: str | None) -> AsyncIterator[tuple[s
         yield name, f"a command ran after {ready:.1f}s, in a pod whose network is closed"
     except RunnerError as error:
         raise _Failed(name, error) from error
+
+
+async def _sandbox_words(settings: Settings, makes: str) -> str:
+    """Say what workspaces are, and what is there of agent-sandbox."""
+    from runner.cluster import agent_sandbox
+    from runner.cluster.objects import ClusterObjects
+
+    place = workspace_place(settings)
+    async with Clusters(settings).connect(place) as (target, upstream):
+        objects = ClusterObjects(upstream, target.server, target.namespace)
+        versions = ", ".join(await agent_sandbox.served_versions(objects))
+        if not versions:
+            return f"{makes}; agent-sandbox is not installed"
+        controller = await agent_sandbox.controller_words(objects)
+    used = "" if settings.kubernetes_sandboxes == agent_sandbox.KIND else ", used with RUNNER_KUBERNETES_SANDBOXES"
+    return f"{makes}; agent-sandbox {versions} is installed{used}: {controller}"
 
 
 async def _tried_jobs(settings: Settings) -> AsyncIterator[tuple[str, str]]:
@@ -164,11 +182,15 @@ async def _settled(table: JobTable, run: str) -> job.JobState:
         await trio.sleep(_LOOK)
 
 
-def access_manifest(namespace: str) -> str:
-    """Return the objects that give accounts what the runner needs in a namespace, and no more."""
+def access_manifest(namespace: str, *, sandboxes: bool = False) -> str:
+    """Return the objects that give accounts what the runner needs in a namespace, and no more; ``sandboxes``: also for
+    those of agent-sandbox.
+    """
+    from runner.cluster import agent_sandbox
     from runner.cluster.pod_access import JOB_RIGHTS, RIGHTS, VOLUME_RIGHTS
 
-    return _MANIFEST.format(namespace=namespace, rules=_rules((*RIGHTS, *VOLUME_RIGHTS)), job_rules=_rules(JOB_RIGHTS))
+    rights = (*RIGHTS, *VOLUME_RIGHTS, *(agent_sandbox.RIGHTS if sandboxes else ()))
+    return _MANIFEST.format(namespace=namespace, rules=_rules(rights), job_rules=_rules(JOB_RIGHTS))
 
 
 def _rules(rights: Sequence[tuple[str, str, str, str]]) -> str:

@@ -247,6 +247,7 @@ class SubmittedRuns:
             "RUNNER_KUBERNETES_NAMESPACE": self.table.namespace,
             "RUNNER_KUBERNETES_RUNTIME_CLASS": settings.kubernetes_runtime_class or "",
             "RUNNER_KUBERNETES_STORAGE_CLASS": settings.kubernetes_storage_class or "",
+            "RUNNER_KUBERNETES_SANDBOXES": settings.kubernetes_sandboxes,
             "WORKSPACE_DEFAULT_CPU": f"{settings.default_cpus:g}",
             "WORKSPACE_DEFAULT_MEMORY": size_text(settings.default_memory),
             "WORKSPACE_DEFAULT_DISK": size_text(settings.default_disk),

@@ -103,7 +103,12 @@ def _chain(spec: RunSpec, facts: Facts) -> str:
     gone = [f"{name} is not available: {facts.probes[name].reason}" for name in spec.providers if name not in there]
     if not there:  # no plan to be carried out here
         return ", then ".join(spec.providers)
-    return ", then ".join(there) + (f" ({'; '.join(gone)})" if gone else "")
+    shown = [f"{name}, by {makes}" if (makes := _makes(facts, name)) else name for name in there]
+    return ", then ".join(shown) + (f" ({'; '.join(gone)})" if gone else "")
+
+
+def _makes(facts: Facts, name: str) -> str:
+    return "" if facts.open else facts.probes[name].makes
 
 
 def _warm(spec: RunSpec) -> str:

@@ -24,6 +24,7 @@ def test_a_job_is_tried_and_leaves_nothing(project: Project, api: Api) -> None:
     assert [line.split()[:2] for line in done.out.splitlines()] == [
         ["ok", "cluster"],
         ["ok", "pods"],
+        ["ok", "sandboxes"],
         ["ok", "jobs"],
         ["ok", "job"],
     ]

@@ -35,11 +35,11 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request
 from wsproto.utilities import LocalProtocolError
 
-from tests.support.cluster import double_jobs, double_volumes
+from tests.support.cluster import double_jobs, double_sandboxes, double_volumes
 
 NAMESPACE, CONTEXT = "agents", "double"
 _ACCESS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_OBJECT = re.compile(r"/(?:api/v1|apis/[^/]+/v1)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(/exec)?")
+_OBJECT = re.compile(r"/(?:api/v1|apis/[^/]+/v1[a-z0-9]*)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(/exec)?")
 _KINDS = {
     "pods": "Pod",
     "configmaps": "ConfigMap",
@@ -48,6 +48,7 @@ _KINDS = {
     "secrets": "Secret",
     "events": "Event",
     double_volumes.CLAIMS: "PersistentVolumeClaim",
+    "sandboxes": "Sandbox",
 }
 
 
@@ -69,6 +70,7 @@ class Double:
         self.worlds = double_jobs.Worlds()
         self.workers: dict[str, subprocess.Popen[bytes]] = {}  # by the name of the pod
         self.unfit = _unfit
+        self.sandboxes = double_sandboxes.Installed()
 
     def control(self, what: str, given: Any) -> None:
         """What tests ask for beside the API: rights, RuntimeClasses, a version, an end of connections to programs."""
@@ -82,6 +84,8 @@ class Double:
             self.told = tuple(given)
         elif what in ("images", "quota", "unschedulable", "held"):
             setattr(self.worlds, what, given)
+        elif what == "sandboxes":
+            self.sandboxes = double_sandboxes.Installed(**given)
         elif what == "kill":
             os.killpg(self.workers[given].pid, signal.SIGKILL)
         else:
@@ -106,6 +110,14 @@ class Double:
             self.changed.notify_all()
         for kind, owned in self._owned(gone) if gone is not None else ():
             self.delete(kind, owned)
+        if resource == "pods":
+            double_sandboxes.reconcile(self, name)
+
+    def add_pod(self, pod: dict[str, Any]) -> None:
+        """Take a pod, and let its node start it."""
+        pod["metadata"].setdefault("uid", str(uuid.uuid4()))
+        self.put("pods", {**pod, "status": {"phase": "Pending"}})
+        threading.Thread(target=_Kubelet(self, pod["metadata"]["name"]).start, daemon=True).start()
 
     def _owned(self, owner: dict[str, Any]) -> list[tuple[str, str]]:
         uid = owner["metadata"].get("uid", "")
@@ -116,6 +128,8 @@ class Double:
     def delete(self, resource: str, name: str) -> dict[str, Any]:
         """Begin to delete an object, and with it what belongs to it."""
         gone = {**self.objects[resource, name]}
+        if resource == "pods" and "deletionTimestamp" in gone["metadata"]:
+            return gone
         if resource == "pods":
             gone["metadata"] = {**gone["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
             self.put("pods", gone)
@@ -213,10 +227,12 @@ class _Answer(BaseHTTPRequestHandler):
         elif url.path.startswith("/apis/storage.k8s.io/v1/storageclasses/"):
             name = url.path.rpartition("/")[2]
             self._say(200, {}) if name in self.of.storage else self._fail(404, "NotFound", name)
+        elif url.path == double_sandboxes.GROUP and (group := self.of.sandboxes.group()):
+            self._say(200, group)
         elif url.path.startswith("/double/"):
             self.of.control(url.path.rpartition("/")[2], body)
             self._say(200, {})
-        elif found is None or found[1] != NAMESPACE:
+        elif found is None or found[1] != NAMESPACE or (found[2] == "sandboxes" and not self.of.sandboxes.versions):
             self._fail(404, "NotFound", f"namespaces {found[1] if found else url.path} not found")
         elif found[4]:
             self._exec(found[3], parse_qs(url.query))
@@ -248,16 +264,19 @@ class _Answer(BaseHTTPRequestHandler):
         name = body["metadata"]["name"]
         if resource == "pods" and (why := _unfit(body["spec"])):
             self._fail(403, "Forbidden", f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {why}')
+        elif resource == "sandboxes" and (why := double_sandboxes.why_unfit(body)):
+            self._fail(422, "Invalid", why)
         elif (resource, name) in self.of.objects:
             self._fail(409, "AlreadyExists", f'{resource} "{name}" already exists')
         else:
             body["metadata"]["uid"] = str(uuid.uuid4())
             if "dryRun" not in query:
                 if resource == "pods":
-                    body["status"] = {"phase": "Pending"}
-                self.of.put(resource, body)
-                if resource == "pods":
-                    threading.Thread(target=_Kubelet(self.of, name).start, daemon=True).start()
+                    self.of.add_pod(body)
+                else:
+                    self.of.put(resource, body)
+                if resource == "sandboxes":
+                    double_sandboxes.reconcile(self.of, name)
                 if resource == "jobs":
                     threading.Thread(target=double_jobs.start, args=(self.of, name), daemon=True).start()
             self._say(201, body)

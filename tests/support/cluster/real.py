@@ -57,7 +57,7 @@ class Cluster:
         self._interface = f"rk{os.getpid()}"
         self.address = f"10.213.{os.getpid() // 254 % 254}.{os.getpid() % 254 + 1}"
         self._etcd = free_port()
-        self._token = secrets.token_hex(16)
+        self.token = secrets.token_hex(16)
 
     @contextmanager
     def reached(self, *ports: int) -> Iterator[None]:
@@ -77,8 +77,8 @@ class Cluster:
         certificates(self.folder, f"127.0.0.1,IP:{self.address}")
         key = self.folder / "accounts.key"
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
-        (self.folder / "tokens").write_text(f"{self._token},admin,admin,system:masters\n")
-        self.write_kubeconfig(self.kubeconfig, self._token)
+        (self.folder / "tokens").write_text(f"{self.token},admin,admin,system:masters\n")
+        self.write_kubeconfig(self.kubeconfig, self.token)
         for words in (["add", self._interface, "type", "bridge"], ["set", self._interface, "up"]):
             subprocess.run(["ip", "link", *words], check=True)
         subprocess.run(["ip", "address", "add", f"{self.address}/32", "dev", self._interface], check=True)
