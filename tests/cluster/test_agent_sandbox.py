@@ -13,7 +13,7 @@ from tests.support.cluster import sandboxes
 
 
 def test_a_sandbox_meets_the_definition_and_its_pod_is_as_asked_for() -> None:
-    asked = probe_pod("gvisor")
+    asked = probe_pod("gvisor", "fast")
     jsonschema.validate(sandbox_of(asked), sandboxes.schema())
     made = sandboxes.pod_of({**sandbox_of(asked), "metadata": {**asked["metadata"], "uid": "1"}})
 
