@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -30,6 +31,7 @@ from runner.git.remote import NO_REMOTES, RemoteAccess, RemoteClient
 from runner.git.tree import (
     EXECUTABLE,
     FILE,
+    GITLINK,
     check_branch,
     check_commit_id,
     check_names,
@@ -234,7 +236,7 @@ class GitBinary(GitCommands, GitAdapter):
             return os.fstat(file.fileno()).st_size
 
     async def materialise(self, repository: Path, commit: str, into: Path) -> Sequence[TreeEntry]:
-        entries = await self.entries(repository, commit)
+        await self.check_commit(repository, commit)
         await in_thread(disk.check_empty, into)
         wrong: dict[bytes, str] = {}
         turn = trio.Lock()  # two threads that compare would only take the interpreter from each other
@@ -245,7 +247,10 @@ class GitBinary(GitCommands, GitAdapter):
 
         with tempfile.TemporaryDirectory(dir=repository) as private:
             index = Path(private) / "index"
-            await self.git(repository, "read-tree", commit, index=index)
+            async with _nursery() as nursery:
+                nursery.start_soon(partial(self.git, repository, "read-tree", commit, index=index))
+                listed = await self.tree_entries(repository, commit)
+            entries = [entry for entry in listed if entry.mode != GITLINK]
             # While git writes one batch, the one before is read again and compared.
             async with _nursery() as nursery:
                 for batch in _batches(entries):

@@ -283,8 +283,10 @@ def _difference(directories: Directories, entry: TreeEntry) -> str | None:
         if not stat.S_ISREG(status.st_mode) or mode_of(status) != entry.mode:
             return "mode"
         digest = hasher(entry.size, like=entry.id)
-        while chunk := os.read(descriptor, CHUNK if status.st_size >= CHUNK else status.st_size + 1):
+        wanted = min(status.st_size + 1, CHUNK)
+        while len(chunk := os.read(descriptor, wanted)) == wanted:  # less is the end of a file
             digest.update(chunk)
+        digest.update(chunk)
         return None if digest.hexdigest() == entry.id else "content"
     finally:
         os.close(descriptor)
