@@ -6,8 +6,9 @@ is none yet is told by events.
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
@@ -28,7 +29,8 @@ LOOK = 2.0  # seconds between looks at the events of a pod that does not start
 FAILING = 60.0  # seconds for what a cluster tries again by itself
 _STEP = 1 << 30  # bytes: what most clusters round the size of a volume up to
 _ROOM = "=QII"
-_FAILURES = ("ProvisioningFailed", "FailedBinding", "FailedMount", "FailedAttachVolume")
+_UNBOUND = ("ProvisioningFailed", "FailedBinding")
+_UNMOUNTED = ("FailedMount", "FailedAttachVolume")
 
 
 @asynccontextmanager
@@ -45,15 +47,22 @@ async def watching_volume(objects: ClusterObjects, sandbox: PodSandbox, handle: 
 
 
 async def _watch(objects: ClusterObjects, sandbox: PodSandbox, what: str) -> None:
+    """Look at events until the pod's first container runs.
+
+    They stay when what they tell of has passed: a pod that has a node has a volume, and only its mount may fail yet.
+    """
     began = trio.current_time()
-    failing: float | None = None
+    failing = math.inf  # since when
     while True:
         await trio.sleep(LOOK)
-        why = _failure(await _events(objects, sandbox.name))
-        failing = None if why is None else trio.current_time() if failing is None else failing
-        if why is not None and failing is not None and (_is_final(why) or trio.current_time() >= failing + FAILING):
+        if sandbox.is_running(pod.FIRST) or sandbox.has_ended(pod.FIRST):
+            return
+        now, events = trio.current_time(), await _events(objects, sandbox.name)
+        why = _last(events, _UNMOUNTED if sandbox.has_node else _UNBOUND)
+        failing = math.inf if why is None or sandbox.has_node else min(failing, now)
+        if why is not None and not sandbox.has_node and (_is_final(why) or now >= failing + FAILING):
             raise _not_there(what, why)
-        if not sandbox.has_node and trio.current_time() >= began + START_SECONDS - 2 * LOOK:
+        if now >= began + START_SECONDS - 2 * LOOK and (why is not None or not sandbox.has_node):
             raise _not_there(what, why or sandbox.why_waiting())
 
 
@@ -66,14 +75,10 @@ async def _events(objects: ClusterObjects, name: str) -> list[Object]:
     return sorted(found, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
 
 
-def _failure(events: list[Object]) -> str | None:
-    """Return the last that the cluster says of a volume that cannot be made, bound or mounted."""
-    said = [str(one.get("message", "")) for one in events if one.get("reason") in _FAILURES and _is_warning(one)]
-    return sanitize(said[-1]) if said else None
-
-
-def _is_warning(event: Object) -> bool:
-    return event.get("type") == "Warning"
+def _last(events: list[Object], reasons: Sequence[str]) -> str | None:
+    """Return the last that the cluster says of something that went wrong."""
+    said = [one for one in events if one.get("reason") in reasons and one.get("type") == "Warning"]
+    return sanitize(str(said[-1].get("message", ""))) if said else None
 
 
 def _is_final(why: str) -> bool:

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.core.errors import WorkspaceLost
+from runner.core.errors import VolumeFailed, WorkspaceLost
+from runner.core.model import Limits
+from runner.core.settings import Settings
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
 from tests.providers.test_warm_pods import claim_at_once
 from tests.support import cluster, dockerd
+from tests.support.cluster import real_volumes
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
-from tests.support.providers import REAL_PODS, count_through, make
+from tests.support.providers import REAL_PODS, PodsOnTestImage, count_through, make
 from tests.support.situations import REPO, Project, commit, step, until, write_files
 
 pytestmark = [CLUSTER.mark, pytest.mark.nightly]
@@ -141,6 +144,66 @@ def test_a_runner_that_is_killed_leaves_nothing_once_it_was_recovered(project: P
 
     assert done.code == 0, done.err
     until(lambda: pods(real) == [], 90)  # old kubelets leave the object of a pod that has ended for up to a minute
+
+
+@pytest.fixture
+def volumes(project: Project, real: Cluster) -> Iterator[None]:
+    """The disks of workspaces are volumes; at the end there is no claim."""
+    project.env |= {"RUNNER_KUBERNETES_STORAGE_CLASS": real_volumes.CLASS}
+    with real_volumes.provisioning(real):
+        yield
+        until(lambda: claims(real) == [], 90)
+
+
+def claims(of: Cluster) -> list[str]:
+    return of.kubectl("get", "pvc", "-n", NAMESPACE, "--output=name").split()
+
+
+@pytest.mark.usefixtures("volumes")
+def test_a_run_whose_disk_is_a_volume_can_fill_it_and_no_more(project: Project) -> None:
+    plays(
+        project,
+        "echo work > done; head -c 100000000 /dev/zero > large || echo full; rm large; ls -ld /workspace done; id",
+        workspace="resource_limits: {disk: 64M}",
+    )
+
+    record = project.succeed()
+
+    assert "full" in project.logs("agent")
+    assert "done" in (project.directory(record) / "work.patch").read_text()
+
+
+@pytest.mark.usefixtures("volumes")
+def test_a_killed_runner_leaves_no_volume_once_it_was_recovered(project: Project, real: Cluster) -> None:
+    plays(project, "echo work > done; sleep 600", workspace="resource_limits: {disk: 64M}")
+    started = project.start("apply", str(project.folder))
+    until(lambda: "sandbox" in "".join(_states(real)), 120)
+    os.killpg(started.pid, signal.SIGKILL)
+    started.communicate()
+    assert claims(real) != []
+
+    done = project.runner("recover")
+
+    assert done.code == 0, done.err
+    until(lambda: (pods(real), claims(real)) == ([], []), 90)
+
+
+def test_a_class_that_a_cluster_does_not_have_ends_a_run_at_once(project: Project, real: Cluster) -> None:
+    """As an account that may not look for classes sees it: by the cluster's own event."""
+    handle = WorkspaceRequest(id="w-2", run="run-1", nonce="nonce", limits=Limits(disk_bytes=64 << 20))
+    env = {**project.env, "RUNNER_HOME": str(project.home), "RUNNER_KUBERNETES_STORAGE_CLASS": "gone"}
+    provider = PodsOnTestImage(Settings.from_env(env))
+
+    async def open_it() -> None:
+        made = await provider.create(handle)
+        try:
+            async with provider.open(made, SandboxSpec()):
+                pytest.fail("it is open")
+        finally:
+            await provider.destroy(made)
+
+    with pytest.raises(VolumeFailed, match="not found"):
+        trio.run(open_it)
 
 
 def _states(real: Cluster) -> Iterator[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from runner.cluster.clusters import workspace_place
-from runner.core.errors import Rejected, RunnerError, UnfitForJob
+from runner.core.errors import Place, Rejected, RunnerError, UnfitForJob
 from runner.core.settings import Settings, without_secrets
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult
 from runner.ops.webhooks import Hook
 from runner.plan.model import RunPlan
+from runner.spec.cluster import KEYS
 from runner.spec.model import FromFile, FromKeyring
 from runner.steps.clone.plan import CloneBody
 
@@ -79,10 +80,12 @@ def _of_files(run: RunPlan, planned: PlanResult, texts: dict[str, str]) -> Itera
     want, facts = planned.wanted[run.name], planned.facts.of(run.name)
     here = "is on this host, and a Job does not see it"
     if want.incident is not None:
-        yield UnfitForJob(f"incident `{want.incident}` of run `{run.name}` {here}", hint="apply it without `--on`")
+        at = _place(run, planned, ("incident", "directory"), ("matrix", "incident"))
+        message = f"incident `{want.incident}` of run `{run.name}` {here}"
+        yield UnfitForJob(message, at=at, hint="apply it without `--on`")
     if want.cluster is not None:
         message = f"kubeconfig `{want.cluster.kubeconfig}` of run `{run.name}` {here}"
-        yield UnfitForJob(message, hint="apply it without `--on`")
+        yield UnfitForJob(message, at=_place(run, planned, KEYS), hint="apply it without `--on`")
     for path in (*want.toolchains, *want.dependencies):
         hint = "have it in the image of the workspace"
         yield UnfitForJob(f"`{path}`, which commands of run `{run.name}` see, {here}", hint=hint)
@@ -94,6 +97,13 @@ def _of_files(run: RunPlan, planned: PlanResult, texts: dict[str, str]) -> Itera
         if others := [name for name in server.providers if name != PROVIDER]:
             message = f"MCP server `{server.name}` of run `{run.name}` may run by `{others[0]}`, not in a pod"
             yield UnfitForJob(message, hint="write `provider: kubernetes` and an image in its manifest")
+
+
+def _place(run: RunPlan, planned: PlanResult, *fields: tuple[str, ...]) -> Place | None:
+    """Return the place in the run's manifest of the first of some fields that is written there."""
+    document = planned.documents.get(f"IncidentRun {run.group}")
+    found = (document.place(*keys) for keys in fields if document.wrote(*keys)) if document is not None else ()
+    return next(iter(found), None)
 
 
 def _of_secrets(run: RunPlan, planned: PlanResult) -> Iterator[RunnerError]:

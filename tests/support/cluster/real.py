@@ -32,8 +32,9 @@ _READY = 120.0  # seconds
 _HERE = Path(__file__).parent
 _CONTROLLERS = (
     "--controllers=namespace,serviceaccount,serviceaccount-token,garbagecollector,job,podgc,nodelifecycle,"
-    "statefulset,endpoint,persistentvolume-binder,disruption",
+    "statefulset,endpoint,persistentvolume-binder,pvc-protection,pv-protection,ephemeral-volume,disruption",
 )
+_GATES = "--feature-gates=GenericEphemeralVolume=true"  # newer ones have it without being told
 
 
 def _missing() -> str | None:
@@ -163,10 +164,10 @@ class Cluster:
         self._spawn("kubelet", words)
 
     def _spawn(self, name: str, words: Sequence[str]) -> None:
-        program = str(components.CLUSTER / "bin" / name)
+        program, gates = str(components.CLUSTER / "bin" / name), () if name == "etcd" else (_GATES,)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [program, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                [program, *words, *gates], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
 
     def stop(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
