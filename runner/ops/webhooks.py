@@ -23,13 +23,13 @@ from runner.core.settings import Settings
 from runner.manifest.kinds.incident_run import Spec as IncidentRunSpec
 from runner.manifest.load import Document, load
 from runner.manifest.messages import Webhook
+from runner.ops.planning.carried_incident import INCIDENTS
 from runner.ops.runs.secret_values import read_secret
 from runner.spec.messages import NO_REPOSITORY, REPOSITORY_HINT, webhook_secret
 from runner.triage.alert import IncidentMetadata, incident_of, misnamed
 from runner.triage.alert_forms import items, mapping, text, texts
 from runner.triage.strict_json import read_object, written
 
-INCIDENTS = "incidents"  # in the home
 MOST_ALERTS = 100  # of a message
 _HEADERS = {"github": "x-hub-signature-256", "gitlab": "x-gitlab-token", "alertmanager": "authorization"}
 

@@ -111,3 +111,16 @@ class Delivery(Struct, frozen=True):
         place = self.logs if self.member else self.incident
         if left := trees.copy_out(run, place, only=(PROMPT,)):
             raise HostRefused(f"`{place}` does not take what the agent is sent: {left[0]}")
+
+    def put_logs(self, logs: Path) -> list[str]:
+        """Copy the archive of the agent's session and the list of its commands, where there are such, from a run's
+        logs. Return what stays behind. Blocking."""
+        names = [name for name in LOGS if (logs / name).exists()]
+        return trees.copy_out(logs, self.logs, only=names) if names else []
+
+    def put_output(self, kept: Path, report: str) -> list[str]:
+        """Copy a run's output, and keep the earlier ``report``. Return what stays behind. Blocking."""
+        if not any(path.is_file() for path in kept.rglob("*")):
+            return []
+        left = keep_earlier(self.output / report, kept / report) if report else []
+        return left + trees.copy_out(kept, self.output, to_people=True)

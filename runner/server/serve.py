@@ -100,7 +100,7 @@ async def serve(
     make_home(settings)
     hooks = await read_hooks(options.manifests, settings) if options.manifests is not None else {}
     if options.jobs:
-        check_server(settings, hooks)
+        check_server(settings)
     listener, url = open_listener(options, settings.variables)
     with listener:
         config = Config()

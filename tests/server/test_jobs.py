@@ -11,7 +11,7 @@ from tests.ops.runs.test_jobs import JOBS, WORK, api, names, newest, plays, proj
 from tests.ops.runs.test_two_hosts import stop_hearts
 from tests.providers.test_kubernetes import Api
 from tests.server.test_runs import follow
-from tests.server.test_webhooks import HOOKS, PUSH, github
+from tests.server.test_webhooks import ALERT, HOOKS, PUSH, alertmanager, github
 from tests.support.folder_contents import folder
 from tests.support.needs import POSTGRES, ROOT
 from tests.support.server import Served, serving
@@ -81,15 +81,12 @@ def test_a_run_whose_job_waits_is_pending_for_every_replica_until_one_of_them_ca
     [
         pytest.param({"RUNNER_WORKER_IMAGE": ""}, "no image is named for the workers", id="worker image"),
         pytest.param({"RUNNER_ARTIFACTS": ""}, "no store of artifacts is named", id="artifacts"),
-        pytest.param({"HUB": "it is a secret"}, "webhook `page` makes incidents on this host", id="alerts"),
     ],
 )
 def test_a_server_whose_runs_can_be_no_jobs_does_not_start(
     project: Project, setting: dict[str, str], words: str
 ) -> None:
     plays(project, WORK)
-    if "HUB" in setting:
-        project.add(HOOKS)
     project.env |= setting
 
     done = project.runner("serve", "--manifests", str(project.folder), "--on", "kubernetes")
@@ -114,6 +111,28 @@ def test_a_message_of_a_webhook_makes_a_job(project: Project, api: Api) -> None:
 
     assert (made, last["exit_code"]) == ([f"runner-{run}"], 0)
     assert b"for next" in logs
+
+
+@pytest.mark.nightly
+def test_an_alert_makes_a_job_which_gets_its_incident(project: Project, api: Api) -> None:
+    project.env["HUB"] = "it is a secret"
+    work = 'cat /incident/incident.json; echo because > "$RUNNER_OUTPUT/report.md"'
+    plays(project, work, workspace="repo_source: {type: none}")
+    project.add(HOOKS.split("---")[2])
+    (project.folder / "example").mkdir()
+    (project.folder / "example" / "incident.json").write_text("{}")
+    with served_by(project) as served:
+        assert alertmanager(served, ALERT).json["accepted"] == 1
+        until(lambda: served.get("/runs")["runs"] != [], 60)
+        run = served.get("/runs")["runs"][0]["id"]
+        last = follow(served, run)[-1]
+        logs = served.ask("GET", f"/api/v1/runs/{run}/logs?step=agent").raw
+        until(lambda: jobs(api) == [], 30)
+        reports = [*project.home.rglob("incidents/page-*/output/report.md")]
+
+    assert last["exit_code"] == 0
+    assert ALERT["fingerprint"].encode() in logs
+    assert [report.read_text() for report in reports] == ["because\n"]
 
 
 @pytest.mark.nightly

@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from heapq import nsmallest
@@ -65,6 +66,23 @@ def texts_of(facts: Facts, *runs: str) -> dict[str, str]:
             content = read_file(file.path, MAX_TEXT, os.O_NOFOLLOW)
             if sha256(content).hexdigest() == file.sha256 and b"\0" not in content:
                 texts[file.sha256] = content.decode()
+    return texts
+
+
+def incident_texts(files: Mapping[str, ContextFile], most: int) -> dict[str, str]:
+    """Return the files of an incident by hash, for a host that does not have them.
+
+    Leaves out what is not text, has changed since it was planned, and what goes beyond ``most`` bytes together.
+    """
+    texts: dict[str, str] = {}
+    for file in files.values():
+        if not file.whole or file.size > most:
+            continue
+        with suppress(OSError, UnicodeDecodeError):
+            content = read_file(file.path, file.size, os.O_NOFOLLOW)
+            if sha256(content).hexdigest() == file.sha256 and b"\0" not in content:
+                texts[file.sha256] = content.decode()
+                most -= file.size
     return texts
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from runner.cluster.clusters import workspace_place
 from runner.core.errors import Place, Rejected, RunnerError, UnfitForJob
+from runner.core.sanitize import excerpt
 from runner.core.settings import Settings, without_secrets
-from runner.ops.planning.files import texts_of
+from runner.ops.planning.files import incident_texts, texts_of
 from runner.ops.planning.make_plan import PlanResult
-from runner.ops.webhooks import Hook
+from runner.ops.planning.plan_file import MAX_CARRIED
 from runner.plan.model import RunPlan
 from runner.spec.cluster import KEYS
 from runner.spec.model import FromFile, FromKeyring
@@ -29,14 +30,9 @@ def job_faults(planned: PlanResult, settings: Settings) -> list[RunnerError]:
     return found
 
 
-def check_server(settings: Settings, hooks: Mapping[str, Hook]) -> None:
-    """Raise ``Rejected`` for what keeps every run of a server, or those of its ``hooks``, from being Jobs."""
-    found = [*settings_faults(settings)]
-    for name, hook in hooks.items():
-        if hook.webhook.from_ == "alertmanager":
-            message = f"webhook `{name}` makes incidents on this host, and a Job does not see it"
-            found.append(UnfitForJob(message, hint="serve it by another server, without `--on`"))
-    if found:
+def check_server(settings: Settings) -> None:
+    """Raise ``Rejected`` for what keeps every run of a server from being a Job."""
+    if found := [*settings_faults(settings)]:
         raise Rejected(found)
 
 
@@ -81,8 +77,12 @@ def _of_files(run: RunPlan, planned: PlanResult, texts: dict[str, str]) -> Itera
     here = "is on this host, and a Job does not see it"
     if want.incident is not None:
         at = _place(run, planned, ("incident", "directory"), ("matrix", "incident"))
-        message = f"incident `{want.incident}` of run `{run.name}` {here}"
-        yield UnfitForJob(message, at=at, hint="apply it without `--on`")
+        files = facts.incident_files or {}
+        carried = incident_texts(files, MAX_CARRIED)
+        if left := [name for name, file in files.items() if file.sha256 not in carried]:
+            hint = f"make it a text; all of them together may have {MAX_CARRIED >> 10} KiB, which a plan brings along"
+            message = f"`{excerpt(left[0])}` of incident `{want.incident}` {here}"
+            yield UnfitForJob(message, at=at, hint=hint)
     if want.cluster is not None:
         message = f"kubeconfig `{want.cluster.kubeconfig}` of run `{run.name}` {here}"
         yield UnfitForJob(message, at=_place(run, planned, KEYS), hint="apply it without `--on`")

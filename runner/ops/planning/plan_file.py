@@ -23,7 +23,7 @@ from runner.core.errors import BadPlanFile, Cycle, OpenPlan, Place
 from runner.core.sanitize import excerpt
 from runner.manifest import STDIN
 from runner.manifest.load import DEFAULTS
-from runner.ops.planning.files import read_file, texts_of
+from runner.ops.planning.files import incident_texts, read_file, texts_of
 from runner.ops.planning.make_plan import PlanResult, Request, decided_by
 from runner.ops.planning.stored_projects import RECORD
 from runner.plan.model import FORMAT, RunPlan
@@ -33,6 +33,7 @@ from runner.spec.model import FromFile, RunFacts, SecretSpec
 from runner.spec.select import repository_root
 
 MAX_BYTES = 256 << 20  # of a saved plan
+MAX_CARRIED = 900 << 10  # of an incident that a plan brings along; a ConfigMap takes no more
 
 
 class Warned(Struct, frozen=True):
@@ -95,7 +96,10 @@ def save(planned: PlanResult, to: Path) -> None:
 
 
 def text_of(planned: PlanResult, run: RunPlan) -> str:
-    """Return the text of a plan with one run of this plan, which needs no other any more."""
+    """Return the text of a plan with one run of this plan, which needs no other any more, for another host.
+
+    It brings along the files of the run's incident.
+    """
     name = run.name
     facts = replace(planned.facts, runs={name: planned.facts.of(name)})
     documents = {key: document.data for key, document in planned.documents.items()}
@@ -107,11 +111,13 @@ def text_of(planned: PlanResult, run: RunPlan) -> str:
         wanted={name: planned.wanted[name]},
         secrets={name: planned.secrets[name]} if name in planned.secrets else {},
     )
-    return json.dumps(_document(alone, Path.cwd()), separators=(",", ":"))
+    incident = incident_texts(facts.of(name).incident_files or {}, MAX_CARRIED)
+    return json.dumps(_document(alone, Path.cwd(), incident), separators=(",", ":"))
 
 
-def _document(planned: PlanResult, folder: Path) -> dict[str, object]:
-    document = codec.plain(_saved(planned, folder))
+def _document(planned: PlanResult, folder: Path, texts: Mapping[str, str] | None = None) -> dict[str, object]:
+    saved = _saved(planned, folder)
+    document = codec.plain(replace(saved, texts={**saved.texts, **(texts or {})}))
     return {**document, "content": content_digest(document)}
 
 
@@ -147,8 +153,11 @@ def _files(planned: PlanResult) -> Iterator[str]:
             yield os.path.join(os.path.realpath(document.directory), os.path.basename(document.file))
 
 
-def read_saved(file: Path) -> tuple[SavedPlan, Site]:
-    """Return a saved plan, and the site of its manifests. Raises ``BadPlanFile`` and ``OpenPlan``."""
+def read_saved(file: Path, moved: tuple[Path, Path] | None = None) -> tuple[SavedPlan, Site]:
+    """Return a saved plan, and the site of its manifests. Raises ``BadPlanFile`` and ``OpenPlan``.
+
+    Of a plan without its manifests a directory may have ``moved`` from one place to another.
+    """
     document = _read_document(file)
     if document.get("content") != content_digest(document):
         raise BadPlanFile(f"`{file}` was changed after it was saved", hint="plan again, and save that")
@@ -159,6 +168,8 @@ def read_saved(file: Path) -> tuple[SavedPlan, Site]:
         others = {key: value for key, value in document.items() if key != "runs"}
         places = codec.typed(_without_nul(others), _Places)
         site = Site.of(places, Path(os.path.realpath(file)).parent)
+        if moved is not None and not site.found:
+            site = replace(site, old=str(moved[0]), new=str(moved[1]))
         saved = codec.typed({**others, "runs": []}, SavedPlan, place=site.place)
         runs = read_runs(document["runs"], place=site.place)
         fault = next(run_faults(runs), None)

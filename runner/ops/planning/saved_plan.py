@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
+import trio
 from msgspec.structs import replace
 
 from runner.core import errors
@@ -19,6 +20,7 @@ from runner.core.errors import Rejected, RunnerError
 from runner.core.settings import Settings
 from runner.manifest.load import Document, load
 from runner.ops.planning.binding import Foreign, bind
+from runner.ops.planning.carried_incident import carried_incident, unpack_incident
 from runner.ops.planning.facts import gather, with_kept_layers
 from runner.ops.planning.make_plan import PlanResult, deciding_settings
 from runner.ops.planning.plan_file import SavedPlan, Warned, not_compiled, read_saved
@@ -35,6 +37,8 @@ async def load_plan(file: Path, settings: Settings) -> PlanResult:
     context files, settings or capabilities have changed, or a commit is gone.
     """
     saved, site = read_saved(file)
+    if not site.found and (carried := carried_incident(saved)) is not None:
+        saved, site = read_saved(file, (carried, await trio.to_thread.run_sync(unpack_incident, saved, settings.home)))
     documents = await _documents(saved, site.manifests, settings) if site.found else None
     pinned = Facts(saved.probes, saved.facts)
     facts = await gather([*saved.wanted.values()], settings, pinned=pinned)

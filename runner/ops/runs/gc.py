@@ -26,12 +26,12 @@ from runner.events import events as ev
 from runner.git import mirror
 from runner.lifecycle.pool import PREFIX
 from runner.ops.host.state import has_history, open_state
+from runner.ops.planning.carried_incident import INCIDENTS
 from runner.ops.planning.facts import usable_providers
 from runner.ops.planning.uploads import MANIFESTS, PLANS
 from runner.ops.runs.collect_copies import StoredCopy, collect_copies
 from runner.ops.runs.dependencies import dependencies_of
 from runner.ops.runs.unrecorded import Unrecorded, find_unrecorded
-from runner.ops.webhooks import INCIDENTS
 from runner.ops.workspaces.maintenance import ReapedWorkspace, reap, unsteady
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 from runner.ports.store import RunRow, Store

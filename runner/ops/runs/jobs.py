@@ -22,6 +22,7 @@ from runner.cluster.objects import Object, Refused
 from runner.core.errors import (
     ArtifactsMissing,
     Attached,
+    HostRefused,
     JobLost,
     JobNotStarted,
     JobWaits,
@@ -52,6 +53,7 @@ from runner.ops.runs.cancel import heed_requests, request_cancel
 from runner.ops.runs.dependencies import Advise, ignore
 from runner.ops.runs.fetched import following, read_back
 from runner.ops.runs.history import locate
+from runner.ops.runs.incident_copy import bring_to_incident, incident_of
 from runner.ops.runs.job_run import JobRun, outcome_of, skipped
 from runner.ops.runs.job_table import JobTable, open_jobs
 from runner.ops.runs.start import outputs_for
@@ -362,7 +364,8 @@ class SubmittedRuns:
     async def _bring_back(self, run: JobRun, record: RunRecord) -> RunRecord:
         """Fetch what a run has left, which its worker sends at last, and remove its Job."""
         stored = locate(self._settings, record)
-        is_needed = any(run.plan.name in one.plan.needs for one in self.runs.values())
+        incident = incident_of(run.plan)
+        is_needed = incident is not None or any(run.plan.name in one.plan.needs for one in self.runs.values())
         deadline = trio.current_time() + _FETCH
         self.table.ended(run.id)
         while run.made and not self.table.state(run.id).over and trio.current_time() < deadline:  # noqa: ASYNC110
@@ -371,6 +374,8 @@ class SubmittedRuns:
             record = replay(run.id, await self._store.events(run.id))
             try:
                 await read_back(replace(stored, record=record), self._settings, whole=is_needed)
+                for left in await trio.to_thread.run_sync(bring_to_incident, run.plan, stored):
+                    self._warn(HostRefused(f"incident `{incident}` does not take {left}"))
                 break
             except ArtifactsMissing as error:
                 if run.made or trio.current_time() >= deadline:

@@ -15,7 +15,7 @@ from runner.events import events as ev
 from runner.ports.git import Change, Snapshot
 from runner.runtime.agents_file import changed
 from runner.runtime.context import RunContext
-from runner.runtime.incident_files import LOGS, Delivery, keep_earlier, mark_rehearsed
+from runner.runtime.incident_files import Delivery, mark_rehearsed
 from runner.runtime.policy_scan import commit_tree, scan_tree
 from runner.runtime.secrets import redact_files, shown_by
 from runner.safefs import trees
@@ -121,12 +121,8 @@ def _deliver_output(body: SaveBody, run: RunContext) -> tuple[tuple[str, ...], t
     names = sorted(str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file())
     delivery = Delivery(body.incident, body.member) if body.incident is not None else None
     if delivery is not None:
-        logs = [name for name in LOGS if (run.paths.logs / name).exists()]
-        skipped += trees.copy_out(run.paths.logs, delivery.logs, only=logs) if logs else []
-    if delivery is not None and names:
+        skipped += delivery.put_logs(run.paths.logs)
+        skipped += delivery.put_output(kept, body.report)
         delivered = delivery.output
-        if body.report:
-            skipped += keep_earlier(delivered / body.report, kept / body.report)
-        skipped += trees.copy_out(kept, delivered, to_people=True)
     warnings += tuple(f"output left behind: {what}" for what in map(run.deps.redact.text, skipped))
     return tuple(str(delivered / name) for name in names[:MAX_NAMED]), warnings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 from base64 import b64encode
@@ -71,6 +72,11 @@ def project(project: Project, api: Api) -> Iterator[Project]:
 def plays(project: Project, script: str, **more: str) -> None:
     workspace = f"base_image: {dockerd.image_id()}\n" + more.pop("workspace", "")
     project.script(script, provider="kubernetes", workspace=workspace, **more)
+
+
+def has_incident(project: Project, incident: str) -> None:
+    project.edit("agent_type: worker", f"agent_type: worker\n  incident: {incident}")
+    write_files(project.folder, {"incident/incident.json": '{"title": "slow"}', "incident/pods/web.log": "it is slow"})
 
 
 def submit(project: Project, *arguments: str) -> subprocess.Popen[str]:
@@ -246,6 +252,7 @@ def test_what_a_job_waits_for_is_told_until_it_is_given_up(
     assert job["spec"].get("suspend", False) is queued
 
 
+KUBECONFIG = "{directory: incident, kubeconfig: kube.yaml}"
 UNFIT = [
     pytest.param({"RUNNER_DATABASE_URL": ""}, "", "is seen by one host only", id="store"),
     pytest.param({"RUNNER_ARTIFACTS": ""}, "", "no store of artifacts is named", id="no artifacts"),
@@ -254,6 +261,8 @@ UNFIT = [
     pytest.param({}, "on this host", "may get its workspace from `local`", id="provider"),
     pytest.param({}, REPO, "takes its code from `", id="code of this host"),
     pytest.param({}, "secret: file", "is in `/srv/token`, which a Job does not see", id="secret in a file"),
+    pytest.param({}, "incident", "`picture` of incident `", id="incident that is no text"),
+    pytest.param({}, "kubeconfig", "kubeconfig `", id="kubeconfig"),
     pytest.param({}, "script: large", "agent.sh` of run `work` is on this host", id="large script"),
 ]
 
@@ -272,6 +281,10 @@ def test_what_a_job_would_not_see_is_refused_before_anything_is_made(
     if change == REPO:
         write_files(project.folder / "repo", {"a": "a"})
         commit(project.folder / "repo")
+    if change in ("incident", "kubeconfig"):
+        has_incident(project, "{directory: incident}" if change == "incident" else KUBECONFIG)
+        write_files(project.folder, {"incident/picture": "\0" if change == "incident" else "text"})
+        shutil.copy(cluster.double_kubeconfig(), project.folder / "kube.yaml")
     if change == "on this host":
         project.script(WORK)
     project.env |= setting
@@ -281,6 +294,7 @@ def test_what_a_job_would_not_see_is_refused_before_anything_is_made(
     assert (done.code, done.errors) == (2, ["job.unfit"]), done.err
     assert words in done.err
     assert "= hint:" in done.err
+    assert ("--> " in done.err) == (change in ("incident", "kubeconfig", "secret: file"))
 
 
 def test_another_place_a_server_and_an_unknown_context_are_refused(project: Project) -> None:
@@ -312,6 +326,24 @@ def test_a_worker_that_dies_is_told_of_and_its_run_recovered_from_here(project: 
     assert (applied.returncode, "error[job.lost]" in err, "exit code 247" in err) == (4, True, True), err
     assert f"{run} work: unknown" in recovered.out, recovered.err
     api("DELETE", f"{JOBS}/runner-{run}")  # which takes the pods of its workspaces along
+
+
+@pytest.mark.nightly
+def test_an_incident_goes_to_its_job_and_what_was_found_comes_back(project: Project) -> None:
+    work = 'cat /incident/pods/web.log; echo "because" > "$RUNNER_OUTPUT/report.md"; cat /workspace/incident.json'
+    plays(project, work, workspace="repo_source: {type: none}")
+    has_incident(project, "{directory: incident}")
+    write_files(project.folder, {"incident/output/of-others": "earlier"})
+
+    done = project.runner("apply", str(project.folder), "--on", "kubernetes")
+    again = project.runner("apply", str(project.folder), "--on", "kubernetes")
+
+    assert (done.code, again.code) == (0, 0), done.err + again.err
+    assert "it is slow" in done.out
+    incident = project.folder / "incident"
+    assert (incident / "output" / "report.md").read_text() == "because\n"
+    assert (incident / "prompt-sent.md").exists()
+    assert (incident / "output" / "of-others").read_text() == "earlier"
 
 
 @pytest.mark.nightly
