@@ -29,6 +29,10 @@ INSTALL_HINT = (
 _RIGHTS_HINT = "apply `runner cluster manifest --agent-sandbox` as an administrator: it grants just these"
 _OTHER_HINT = "look for what changes pods of this namespace, or set RUNNER_KUBERNETES_SANDBOXES=pods for plain pods"
 _CONTROLLER = "/apis/apps/v1/namespaces/agent-sandbox-system/deployments/agent-sandbox-controller"
+_OF_NODE = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace")  # of a pod's fields, false where not told
+_FALSE = ("readOnly", *_OF_NODE)
+_NOTHING: tuple[Any, ...] = (None, "", "Default", [], {})  # but false and 0, which are said of a container alone
+_EXACT = "securityContext"  # in which more is not stronger
 _PAUSE, _LONG_PAUSE = 0.1, 1.0
 _UNITS = {
     "m": Fraction(1, 1000),
@@ -107,7 +111,10 @@ async def make_pod(objects: ClusterObjects, pod: Object) -> Object:
     owners = [str(one.get("uid")) for one in found["metadata"].get("ownerReferences") or ()]
     if made is None or made["metadata"]["uid"] not in owners:
         raise ProviderFailed(f"pod `{name}` is not that of its Sandbox")
-    asked = {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]}
+    asked = {
+        "metadata": {"labels": pod["metadata"]["labels"]},
+        "spec": {**dict.fromkeys(_OF_NODE, False), **pod["spec"]},
+    }
     if (other := difference(asked, found)) is not None:
         raise ProviderFailed(f"the pod of Sandbox `{name}` is not as it was asked for: `{other}`", hint=_OTHER_HINT)
     return found
@@ -120,22 +127,27 @@ async def _why_no_pod(objects: ClusterObjects, name: str) -> str:
     return sanitize("; ".join(said)) or "its controller says nothing; does it run?"
 
 
-def difference(asked: Any, found: Any, place: str = "") -> str | None:
-    """Return the first place where an object lacks what was asked for, whatever else it has; ``None`` if nowhere. Pure.
+def difference(asked: Any, found: Any, place: str = "", *, exact: bool = False) -> str | None:
+    """Return the first place where an object lacks what was asked for; ``None`` if nowhere. Pure.
 
-    What a server leaves out because it says nothing is no difference, nor is a quantity in another unit.
+    It may have more, but not in a security context. What a server leaves out because it says nothing is no difference,
+    nor is a quantity in another unit.
     """
     if isinstance(asked, Mapping):
         fields = found if isinstance(found, Mapping) else {}
         for key, value in asked.items():
-            if key not in fields and (value in ({}, [], "") or (key, value) == ("readOnly", False)):
+            if key not in fields and (value in ({}, [], "") or (value is False and key in _FALSE)):
                 continue
-            if (other := difference(value, fields.get(key), f"{place}.{key}" if place else str(key))) is not None:
+            at = f"{place}.{key}" if place else str(key)
+            if (other := difference(value, fields.get(key), at, exact=exact or key == _EXACT)) is not None:
                 return other
-        return None
+        more = [str(key) for key, value in fields.items() if exact and key not in asked and value not in _NOTHING]
+        return f"{place}.{more[0]}" if more else None
     if isinstance(asked, list):
-        parts = [*found, *(None for _ in asked)] if isinstance(found, list) else [None for _ in asked]
-        others = (difference(value, parts[at], f"{place}[{at}]") for at, value in enumerate(asked))
+        parts = found if isinstance(found, list) else []
+        if len(parts) < len(asked) or (exact and len(parts) > len(asked)):
+            return f"{place}[{min(len(parts), len(asked))}]"
+        others = (difference(value, parts[at], f"{place}[{at}]", exact=exact) for at, value in enumerate(asked))
         return next((other for other in others if other is not None), None)
     return None if asked == found or _is_same_quantity(asked, found) else place
 

@@ -11,6 +11,8 @@ from runner.cluster.agent_sandbox import difference, sandbox_of
 from runner.cluster.pod_access import probe_pod
 from tests.support.cluster import sandboxes
 
+ADD = "securityContext.a.add"
+
 
 def test_a_sandbox_meets_the_definition_and_its_pod_is_as_asked_for() -> None:
     asked = probe_pod("gvisor", "fast")
@@ -28,6 +30,16 @@ def test_a_sandbox_meets_the_definition_and_its_pod_is_as_asked_for() -> None:
         ({"cpu": "2000m", "memory": "1024Ki"}, {"cpu": "2", "memory": "1Mi"}, None),
         ({"mounts": [{"readOnly": False}], "limits": {}}, {"mounts": [{}]}, None),
         ({"drop": ["ALL"]}, {"drop": ["ALL", "MORE"]}, None),
+        ({"hostNetwork": False}, {}, None),
+        ({"securityContext": {"a": 1}}, {"securityContext": {"a": 1, "procMount": "Default", "c": None}}, None),
+        ({"hostNetwork": False}, {"hostNetwork": True}, "hostNetwork"),
+        (
+            {"securityContext": {"a": {"drop": ["ALL"]}}},
+            {"securityContext": {"a": {"drop": ["ALL"], "add": ["X"]}}},
+            ADD,
+        ),
+        ({"securityContext": {"a": 1}}, {"securityContext": {"a": 1, "runAsUser": 0}}, "securityContext.runAsUser"),
+        ({"securityContext": {}}, {"securityContext": {"runAsNonRoot": False}}, "securityContext.runAsNonRoot"),
         ({"token": False}, {}, "token"),
         ({"mounts": [{"readOnly": True}]}, {"mounts": [{}]}, "mounts[0].readOnly"),
         ({"drop": ["ALL"]}, {"drop": []}, "drop[0]"),

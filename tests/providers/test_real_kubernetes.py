@@ -135,7 +135,7 @@ async def test_a_deleted_pod_is_a_lost_workspace(provider: Provider, real: Clust
 def test_a_runner_that_is_killed_leaves_nothing_once_it_was_recovered(project: Project, real: Cluster) -> None:
     plays(project, "echo work > done; sleep 600")
     started = project.start("apply", str(project.folder))
-    until(lambda: "sandbox" in "".join(_states(real)), 120)
+    until(lambda: "sandbox" in "".join(states(real)), 120)
     os.killpg(started.pid, signal.SIGKILL)
     started.communicate()
     assert pods(real) != []
@@ -177,7 +177,7 @@ def test_a_run_whose_disk_is_a_volume_can_fill_it_and_no_more(project: Project) 
 def test_a_killed_runner_leaves_no_volume_once_it_was_recovered(project: Project, real: Cluster) -> None:
     plays(project, "echo work > done; sleep 600", workspace="resource_limits: {disk: 64M}")
     started = project.start("apply", str(project.folder))
-    until(lambda: "sandbox" in "".join(_states(real)), 120)
+    until(lambda: "sandbox" in "".join(states(real)), 120)
     os.killpg(started.pid, signal.SIGKILL)
     started.communicate()
     assert claims(real) != []
@@ -206,7 +206,7 @@ def test_a_class_that_a_cluster_does_not_have_ends_a_run_at_once(project: Projec
         trio.run(open_it)
 
 
-def _states(real: Cluster) -> Iterator[str]:
+def states(real: Cluster) -> Iterator[str]:
     found = json.loads(real.kubectl("get", "pods", "-n", NAMESPACE, "--output=json") or '{"items": []}')
     for pod in found["items"]:
         yield from (one["name"] for one in pod["status"].get("containerStatuses", ()) if "running" in one["state"])
