@@ -122,6 +122,9 @@ class PodSandbox:
             await trio.sleep(_PAUSE)
 
     def look(self, pod: Object | None) -> None:
+        """Note what the cluster says of the pod: ``None`` once it is gone, as when another one has its name."""
+        if pod is not None and self._pod and self._pod["metadata"]["uid"] != pod["metadata"]["uid"]:
+            pod = None
         self._pod, self._is_gone = pod or self._pod, pod is None
         if self._bridge is not None and self.why_lost() is not None:
             self._bridge.cut()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import trio
@@ -16,6 +16,7 @@ from runner.core.errors import ProviderFailed, WorkspaceLost
 from runner.core.settings import Settings
 from runner.ops.host.cluster_check import check_cluster
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
+from runner.providers._pod_sandbox import PodSandbox
 from runner.providers.kubernetes import KubernetesProvider
 from tests.providers.test_kubernetes import PATH, Api, kill_a_runner
 from tests.support import cluster, dockerd
@@ -23,6 +24,9 @@ from tests.support.cluster.double import NAMESPACE
 from tests.support.needs import ROOT
 from tests.support.providers import in_pods
 from tests.support.situations import REPO, Project, commit, step, write_files
+
+if TYPE_CHECKING:
+    from runner.cluster.objects import ClusterObjects
 
 pytestmark = ROOT.mark
 
@@ -171,6 +175,14 @@ async def test_the_check_says_what_workspaces_are(api: Api, tmp_path: Path, chos
     findings = {one.name: one for one in await check_cluster(Settings.from_env(env), None)}
 
     assert words in findings["sandboxes"].found
+
+
+def test_another_pod_of_its_name_is_not_the_one_that_was_lost() -> None:
+    sandbox = PodSandbox(cast("ClusterObjects", None), "p", "workspace `w-1`")
+    for uid in ("1", "2"):
+        sandbox.look({"metadata": {"uid": uid}, "status": {"phase": "Pending"}})
+
+    assert "somebody deleted pod `p`" in str(sandbox.why_lost())
 
 
 @pytest.mark.nightly

@@ -18,7 +18,7 @@ from tests.providers.test_real_kubernetes import plays, states
 from tests.support import cluster, dockerd
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
 from tests.support.cluster.sandboxes import controlling
-from tests.support.providers import count_through, in_pods
+from tests.support.providers import in_pods
 from tests.support.situations import Project, commit, step, until, write_files
 
 pytestmark = [CLUSTER.mark, pytest.mark.nightly]
@@ -91,16 +91,6 @@ async def test_a_pod_is_that_of_its_sandbox(provider: KubernetesProvider, real: 
     [sandbox], [pod] = (json.loads(found)["items"] for found in lists)
     assert [one["uid"] for one in pod["metadata"]["ownerReferences"]] == [sandbox["metadata"]["uid"]]
     assert pod["spec"]["automountServiceAccountToken"] is False
-
-
-async def test_a_server_that_is_restarted_costs_no_command_and_no_output(
-    provider: KubernetesProvider, real: Cluster
-) -> None:
-    def restart() -> None:
-        real.stop("kube-apiserver")
-        real.start_server()
-
-    await count_through(provider, restart)
 
 
 async def test_a_deleted_pod_is_a_lost_workspace_though_there_is_another(

@@ -11,9 +11,10 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from ruamel.yaml import YAML
@@ -87,7 +88,7 @@ def controlling(cluster: Cluster, namespace: str) -> Iterator[None]:
 
 def _control(cluster: Cluster, namespace: str, ends: threading.Event) -> None:
     while not ends.wait(_LOOK):
-        with suppress(URLError, TimeoutError):  # which tests may restart
+        with suppress(OSError, HTTPException):  # which tests may restart
             for sandbox in _ask(cluster, "GET", f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/sandboxes")["items"]:
                 _reconcile(cluster, namespace, sandbox)
 
