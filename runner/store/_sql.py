@@ -1,4 +1,4 @@
-"""The store of any SQL database: queries, and the writing of events.
+"""The store of any SQL database: what it reads, and the writing of events.
 
 One caller at a time writes, for all who wait, in one transaction and one hop to a thread; later callers wait for the
 next. A flush costs milliseconds, an event in it microseconds. There is no writer task: it would be no faster,
@@ -8,7 +8,7 @@ refused one takes no other with it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar, get_args
 from msgspec import Struct
 
 from runner.core.errors import LeaseError, RunExists, RunnerError, RunOver, StoreFailed, WorkspaceState
-from runner.core.model import ClockReference, Fence, Lease, SlotState
+from runner.core.model import ClockReference, Fence, SlotState
 from runner.events.events import (
     Event,
     LeaseAcquired,
@@ -31,48 +31,21 @@ from runner.events.events import (
     RunWaits,
     RunWithdrawn,
     SnapshotPublished,
-    decode,
     encode,
 )
-from runner.events.record import replay
 from runner.lifecycle.lease import LeaseEvent
 from runner.lifecycle.workspace import WorkspaceEvent, named
-from runner.ports.store import Cursor, EntryRow, PoolRow, ProjectRow, RunnerRow, RunRow, SlotRow, WorkspaceRow
+from runner.ports.store import EntryRow, PoolRow, ProjectRow, RunnerRow, SlotRow
 from runner.store._database import Connection, Database, Hook
-from runner.store._entries import drop_entry, is_entry, read_entries, write_entry
-from runner.store._leases import check_fence, forget_leases, read_lease, read_leases, restore_lease, write_lease
-from runner.store._projects import find_project, read_projects, write_project
-from runner.store._runners import drop_runner, is_runner, read_runners, replace_runner, write_runner
-from runner.store._runs import (
-    ALL,
-    find_run,
-    read_runs,
-    require_pending,
-    run_exists_error,
-    start_run,
-    submit_run,
-)
-from runner.store._slots import (
-    change_slot,
-    drop_slot,
-    is_slot,
-    project_count,
-    read_counts,
-    read_pools,
-    read_slots,
-    write_pools,
-    write_sizes,
-    write_slot,
-)
-from runner.store._transfer import dump, is_empty, load
-from runner.store._workspaces import (
-    find_workspace,
-    project_workspace,
-    read_anchor,
-    read_newest,
-    read_workspaces,
-    write_anchor,
-)
+from runner.store._entries import drop_entry, is_entry, write_entry
+from runner.store._leases import check_fence, forget_leases, restore_lease, write_lease
+from runner.store._projects import write_project
+from runner.store._reader import RUN_JOURNAL, WORKSPACE_JOURNAL, Journal, Reader
+from runner.store._runners import drop_runner, is_runner, replace_runner, write_runner
+from runner.store._runs import require_pending, run_exists_error, start_run, submit_run
+from runner.store._slots import change_slot, drop_slot, is_slot, project_count, write_pools, write_sizes, write_slot
+from runner.store._transfer import is_empty, load
+from runner.store._workspaces import project_workspace, write_anchor
 
 if TYPE_CHECKING:
     import trio
@@ -80,7 +53,6 @@ else:
     from runner.core import trio_later as trio
 
 T = TypeVar("T")
-_PAGE = 64  # events that a watcher holds
 
 _OF_PENDING = (RunPlaced, RunWaits, RunWithdrawn)
 _PROJECTED = frozenset[type[Event]](
@@ -97,17 +69,6 @@ _PROJECTED = frozenset[type[Event]](
 )
 
 
-class _Journal(Struct, frozen=True):
-    """A table of events, and the column of their owner."""
-
-    table: str
-    owner: str
-
-
-_RUN_JOURNAL = _Journal("events", "run")
-_WORKSPACE_JOURNAL = _Journal("workspace_events", "workspace")
-
-
 class _Append(Struct, kw_only=True):
     """A request to append and, once it has been written or refused, the answer."""
 
@@ -115,162 +76,8 @@ class _Append(Struct, kw_only=True):
     events: Sequence[Event]
     rows: list[str]
     fence: Fence | None
-    journal: _Journal
+    journal: Journal
     answer: list[Recorded] | RunnerError | None = None
-
-
-class Reader:
-    """The reading half of a store. One call at a time uses the connection."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    @property
-    def _connection(self) -> Connection:
-        return self._database.connection
-
-    async def now(self) -> int:
-        return await self._database.now()
-
-    async def events(self, run: str, *, after: int = 0, limit: int | None = None) -> list[Recorded]:
-        wanted = partial(self._read_events, _RUN_JOURNAL, run, after, limit=ALL if limit is None else limit)
-        return await self._database.run(lambda: wanted(self._connection))
-
-    async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
-        while True:
-            written = self._database.next_write(run)
-            page = await self._database.look(partial(self._read_events, _RUN_JOURNAL, run, after, limit=_PAGE))
-            for recorded in page:
-                after = recorded.seq
-                yield recorded
-            if len(page) < _PAGE:
-                await self._database.wait(written)
-
-    async def export(self, file: BinaryIO) -> int:
-        """Write one state of the whole store to a file, in place of what it holds, and return the number of rows."""
-
-        def write() -> int:
-            file.seek(0)
-            file.truncate()
-            return dump(self._connection, file)
-
-        return await self._database.run(lambda: self._database.snapshot(write))
-
-    async def workspace_events(self, workspace: str, *, after: int = 0) -> list[Recorded]:
-        return await self._database.run(
-            lambda: self._read_events(_WORKSPACE_JOURNAL, workspace, after, self._connection)
-        )
-
-    async def lease(self, workspace: str) -> Lease:
-        return await self._database.run(lambda: read_lease(self._connection, workspace))
-
-    async def leases(self) -> list[Lease]:
-        return await self._database.run(lambda: read_leases(self._connection))
-
-    async def workspaces(
-        self, *, status: str | None = None, before: Cursor | None = None, limit: int | None = None
-    ) -> list[WorkspaceRow]:
-        wanted = partial(read_workspaces, status=status, before=before, limit=limit)
-        return await self._database.run(lambda: wanted(self._connection))
-
-    async def workspace(self, id: str) -> WorkspaceRow:
-        return await self._database.look(lambda connection: find_workspace(connection, id))
-
-    async def anchor(self) -> ClockReference | None:
-        return await self._database.run(lambda: read_anchor(self._connection))
-
-    async def newest(self) -> int:
-        return await self._database.run(lambda: read_newest(self._connection))
-
-    async def counts(self) -> dict[str, int]:
-        both = "SELECT run, max(seq) FROM events GROUP BY run"
-        both += " UNION ALL SELECT workspace, max(seq) FROM workspace_events GROUP BY workspace"
-        return await self._database.run(lambda: {owner: int(seq) for owner, seq in self._connection.execute(both)})
-
-    async def check(self) -> None:
-        """Read everything. Raises ``StoreDamaged`` for what is not as it was written."""
-        await self._database.run(self._database.check)
-        runs = {row.id for row in await self.runs()}
-        for owner in await self.counts():
-            history = await (self.events(owner) if owner in runs else self.workspace_events(owner))
-            try:
-                if owner in runs:
-                    replay(owner, history)
-            except (KeyError, TypeError, AttributeError) as error:
-                raise self._database.damaged(f"the events of run {owner} do not fit together") from error
-            if [recorded.seq for recorded in history] != list(range(1, len(history) + 1)):
-                raise self._database.damaged(f"events of {owner} are lacking")
-        for read in (self.workspaces, self.leases, self.runners, self.projects, self.entries, self.pools, self.slots):
-            await read()
-        await self.anchor()
-        await self.newest()
-        await self.pool_counts()
-
-    async def runs(
-        self,
-        *,
-        status: str | None = None,
-        exit_code: int | None = None,
-        name: str | None = None,
-        since: int | None = None,
-        projects: Sequence[str] | None = None,
-        before: Cursor | None = None,
-        limit: int | None = None,
-    ) -> list[RunRow]:
-        wanted = partial(read_runs, status=status, exit_code=exit_code, name=name, since=since, projects=projects)
-        return await self._database.run(lambda: wanted(self._connection, before=before, limit=limit))
-
-    async def run_counts(self) -> dict[str, int]:
-        query = "SELECT status, count(*) FROM runs GROUP BY status ORDER BY status"
-        return await self._database.run(lambda: dict(self._connection.execute(query).fetchall()))
-
-    async def find(self, run: str) -> RunRow:
-        return await self._database.look(lambda connection: find_run(connection, run))
-
-    async def runners(self) -> list[RunnerRow]:
-        return await self._database.run(lambda: read_runners(self._connection))
-
-    async def projects(self) -> list[ProjectRow]:
-        return await self._database.run(lambda: read_projects(self._connection))
-
-    async def project(self, name: str) -> ProjectRow:
-        return find_project(await self.projects(), name)
-
-    async def entries(
-        self,
-        kind: str | None = None,
-        *,
-        name: str | None = None,
-        state: str | None = None,
-        before: Cursor | None = None,
-        limit: int | None = None,
-    ) -> list[EntryRow]:
-        wanted = partial(read_entries, kind=kind, name=name, state=state, before=before, limit=limit)
-        if name is not None:
-            return [*await self._database.look(wanted, ("entries", kind, name, state, before, limit))]
-        return await self._database.run(lambda: wanted(self._connection))
-
-    async def pools(self) -> list[PoolRow]:
-        return await self._database.run(lambda: read_pools(self._connection))
-
-    async def slots(self) -> list[SlotRow]:
-        return await self._database.run(lambda: read_slots(self._connection))
-
-    async def pool_counts(self) -> dict[str, int]:
-        return await self._database.run(lambda: read_counts(self._connection))
-
-    def _read_events(
-        self, journal: _Journal, owner: str, after: int, connection: Connection, *, limit: int = ALL
-    ) -> list[Recorded]:
-        query = f"SELECT seq, at, body FROM {journal.table} WHERE {journal.owner} = ? AND seq > ? ORDER BY seq LIMIT ?"
-        recorded = []
-        for seq, at, body in connection.execute(query, (owner, after, limit)):
-            try:
-                recorded.append(Recorded(owner, seq, at, decode(body)))
-            except (ValueError, TypeError) as error:
-                what = f"event {seq} of {journal.owner} {owner} cannot be read: {error}"
-                raise self._database.damaged(what) from error
-        return recorded
 
 
 class Store(Reader):
@@ -297,7 +104,7 @@ class Store(Reader):
         return answer  # noqa: RET504 - a scope that was cancelled would go on here
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
-        return await self._append(_RUN_JOURNAL, run, events, fence)
+        return await self._append(RUN_JOURNAL, run, events, fence)
 
     async def register(self) -> None:
         self._registered = True
@@ -327,7 +134,7 @@ class Store(Reader):
     async def append_to_workspace(
         self, workspace: str, events: Sequence[Event], *, fence: Fence | None = None
     ) -> list[Recorded]:
-        return await self._append(_WORKSPACE_JOURNAL, workspace, events, fence)
+        return await self._append(WORKSPACE_JOURNAL, workspace, events, fence)
 
     async def set_anchor(self, anchor: ClockReference) -> None:
         await self._change(lambda: write_anchor(self._connection, anchor))
@@ -380,13 +187,13 @@ class Store(Reader):
 
         For events that a store has accepted once: no lease is checked. Raises ``StoreFailed`` for others.
         """
-        await self._restore(_RUN_JOURNAL, run, history)
+        await self._restore(RUN_JOURNAL, run, history)
 
     async def restore_workspace(self, workspace: str, history: Sequence[Recorded]) -> None:
         """Insert events as ``restore`` does, into the journal of a workspace."""
-        await self._restore(_WORKSPACE_JOURNAL, workspace, history)
+        await self._restore(WORKSPACE_JOURNAL, workspace, history)
 
-    async def _restore(self, journal: _Journal, owner: str, history: Sequence[Recorded]) -> None:
+    async def _restore(self, journal: Journal, owner: str, history: Sequence[Recorded]) -> None:
         misfits: tuple[type[Exception], ...] = (*self._database.refusals, WorkspaceState, RunExists, RunOver)
 
         def restore() -> list[Recorded]:
@@ -409,7 +216,7 @@ class Store(Reader):
         await self._change(restore_or_refuse, *names, stored=lambda answer: self._are_stored(journal, answer))
 
     async def _append(
-        self, journal: _Journal, owner: str, events: Sequence[Event], fence: Fence | None
+        self, journal: Journal, owner: str, events: Sequence[Event], fence: Fence | None
     ) -> list[Recorded]:
         request = _Append(
             owner=owner, events=events, rows=[encode(event) for event in events], fence=fence, journal=journal
@@ -470,7 +277,7 @@ class Store(Reader):
         for request, answer in zip(batch, answers, strict=True):
             request.answer = answer
 
-    def _are_stored(self, journal: _Journal, events: Sequence[Recorded]) -> bool:
+    def _are_stored(self, journal: Journal, events: Sequence[Recorded]) -> bool:
         """Tell whether the last of events that were written together is in its journal."""
         last = events[-1]
         query = f"SELECT at, body FROM {journal.table} WHERE {journal.owner} = ? AND seq = ?"

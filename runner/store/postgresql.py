@@ -31,7 +31,8 @@ from runner.core.settings import without_secrets
 from runner.ports.store import RunnerRow
 from runner.store._database import OLDEST, Connection, Hook, Rows, check_version, scripts_in
 from runner.store._password import PasswordCommand, split_command
-from runner.store._sql import Reader, Store
+from runner.store._reader import Reader
+from runner.store._sql import Store
 from runner.store.memory import MemoryStore
 
 try:

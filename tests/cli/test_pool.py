@@ -27,7 +27,7 @@ from runner.ops.pool.pool import open_pool, pools_of, resize
 from runner.ops.pool.pool import status as look
 from runner.ops.workspaces.workspace_lease import open_workspace_env
 from runner.ports.store import PoolRow, Store
-from runner.store._sql import Reader
+from runner.store._reader import Reader
 from runner.store.sqlite import open_reader
 from tests.support import dockerd, effects
 from tests.support.runs import apply
