@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.providers.test_real_kubernetes import plays, states
 from tests.support import cluster, dockerd
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
 from tests.support.cluster.sandboxes import controlling
-from tests.support.providers import in_pods
+from tests.support.providers import count_through, in_pods
 from tests.support.situations import Project, commit, step, until, write_files
 
 pytestmark = [CLUSTER.mark, pytest.mark.nightly]
@@ -72,11 +73,34 @@ def test_a_whole_run_works_in_sandboxes_as_in_pods(project: Project) -> None:
     assert step(record, "verify")["status"] == "succeeded"
 
 
-def test_the_cluster_is_found_fit(project: Project) -> None:
-    done = project.runner("cluster", "check", "--image", dockerd.IMAGE)
+def test_the_cluster_is_found_fit_with_the_rights_of_the_manifest(project: Project, real: Cluster) -> None:
+    manifest, kubeconfig = project.folder.parent / "access.yaml", project.folder.parent / "account"
+    manifest.write_text(project.runner("cluster", "manifest", "--namespace", NAMESPACE, "--agent-sandbox").out)
+    real.kubectl("apply", "-f", str(manifest))
+    try:
+        real.write_kubeconfig(kubeconfig, account_token(real))
+        project.env["KUBECONFIG"] = str(kubeconfig)
+        done = project.runner("cluster", "check", "--image", dockerd.IMAGE)
+    finally:
+        manifest.write_text(manifest.read_text().split("---\n", 1)[1])  # the namespace stays
+        real.kubectl("delete", "-f", str(manifest))
 
     assert (done.code, "in a pod whose network is closed" in done.out) == (0, True), done.out + done.err
     assert "Sandboxes of agent-sandbox; agent-sandbox v1beta1 is installed" in done.out
+
+
+def account_token(real: Cluster) -> str:
+    """The token that an old cluster makes for account `runner`."""
+
+    def tokens() -> list[str]:
+        secrets = json.loads(real.kubectl("get", "secrets", "-n", NAMESPACE, "--output=json"))["items"]
+        named = "kubernetes.io/service-account.name"
+        return [
+            one["data"]["token"] for one in secrets if one["metadata"].get("annotations", {}).get(named) == "runner"
+        ]
+
+    until(lambda: tokens() != [], 30)
+    return b64decode(tokens()[0]).decode()
 
 
 async def test_a_pod_is_that_of_its_sandbox(provider: KubernetesProvider, real: Cluster) -> None:
@@ -91,6 +115,16 @@ async def test_a_pod_is_that_of_its_sandbox(provider: KubernetesProvider, real: 
     [sandbox], [pod] = (json.loads(found)["items"] for found in lists)
     assert [one["uid"] for one in pod["metadata"]["ownerReferences"]] == [sandbox["metadata"]["uid"]]
     assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+async def test_a_server_that_is_restarted_costs_no_command_and_no_output(
+    provider: KubernetesProvider, real: Cluster
+) -> None:
+    def restart() -> None:
+        real.stop("kube-apiserver")
+        real.start_server()
+
+    await count_through(provider, restart)
 
 
 async def test_a_deleted_pod_is_a_lost_workspace_though_there_is_another(
