@@ -25,24 +25,43 @@ class StoredPlan(Struct, frozen=True):
     inputs: object
 
 
-class _Document(Struct, frozen=True):
+class PlanDocument(Struct, frozen=True):
+    """A plan file in JSON form: what each part says is not read yet."""
+
     format: str
     digest: str = ""
     runs: tuple[object, ...] = ()
     inputs: object = None
 
 
-def read_plan(directory: Path) -> StoredPlan:
-    """Read the plan of the run in a directory. Raises ``BadPlanFile``, also when it is gone."""
+def read_document(directory: Path) -> PlanDocument:
+    """Read the plan file of the run in a directory. Raises ``BadPlanFile``, also when it is gone."""
     file = directory / PLAN_FILE
     try:
-        found = codec.decode(read_beneath(directory, PLAN_FILE, _MAX_BYTES), _Document)
-        if found.format != FORMAT:
-            message = f"`{file}` has format `{excerpt(found.format)}`"
-            raise BadPlanFile(message, hint=f"this version reads {FORMAT}")
-        (run,) = read_runs(found.runs)
+        found = codec.decode(read_beneath(directory, PLAN_FILE, _MAX_BYTES), PlanDocument)
     except OSError as error:
         raise BadPlanFile(f"`{file}` cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, RecursionError) as error:
-        raise BadPlanFile(f"`{file}` is not the plan of a run: {excerpt(str(error))}") from error
-    return StoredPlan(run, found.digest, found.inputs)
+        raise _no_plan(directory, error) from error
+    if found.format != FORMAT:
+        raise BadPlanFile(f"`{file}` has format `{excerpt(found.format)}`", hint=f"this version reads {FORMAT}")
+    return found
+
+
+def run_of(document: PlanDocument, directory: Path) -> RunPlan:
+    """Return the run of a plan file. Raises ``BadPlanFile``."""
+    try:
+        (run,) = read_runs(document.runs)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _no_plan(directory, error) from error
+    return run
+
+
+def read_plan(directory: Path) -> StoredPlan:
+    """Read the plan of the run in a directory. Raises ``BadPlanFile``, also when it is gone."""
+    found = read_document(directory)
+    return StoredPlan(run_of(found, directory), found.digest, found.inputs)
+
+
+def _no_plan(directory: Path, error: Exception) -> BadPlanFile:
+    return BadPlanFile(f"`{directory / PLAN_FILE}` is not the plan of a run: {excerpt(str(error))}")

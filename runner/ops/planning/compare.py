@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from runner.artifacts.stored_plan import read_plan
+from runner.artifacts.stored_plan import PlanDocument, read_document, run_of
+from runner.core.codec import typed
 from runner.core.errors import BadPlanFile
 from runner.core.home import run_directory
 from runner.core.settings import Settings
 from runner.ops.host.state import read_state
 from runner.ops.planning.files import texts_of
 from runner.ops.planning.make_plan import PlanResult
-from runner.ops.planning.plan_inputs import read_inputs
 from runner.plan.diff import Change, diff
-from runner.plan.model import RunPlan
+from runner.plan.model import RunPlan, run_document
 from runner.report.plan import PlanComparison
 
 
@@ -25,6 +25,13 @@ class Compared(Struct, frozen=True):
     """Runs to compare with others, and the ``texts`` of their scripts and agents files by hash."""
 
     runs: tuple[RunPlan, ...]
+    texts: Mapping[str, str]
+
+
+class _Origin(Struct, frozen=True):
+    """The part of ``PlanInputs`` that comparing needs."""
+
+    manifests: Path
     texts: Mapping[str, str]
 
 
@@ -45,10 +52,11 @@ async def compare(planned: PlanResult, settings: Settings, against: Path | None)
         runs = {run.name: [row.id for row in await store.runs(name=run.name)] for run in plan.runs}
     compared = []
     for run in plan.runs:
-        last = next(_plans(settings, runs[run.name], manifests), None)
+        new = Compared((run,), texts_of(planned.facts, run.name))
+        earlier = ((id, _since(run_directory(settings.home, id), new, manifests)) for id in runs[run.name])
+        last = next(((id, changes) for id, changes in earlier if changes is not None), None)
         if last is not None:
-            id, old = last
-            changes = _changes(old, Compared((run,), texts_of(planned.facts, run.name)))
+            id, changes = last
             compared.append(PlanComparison(f"run {id}", changes))
         else:
             compared.append(
@@ -71,13 +79,26 @@ def _changes(old: Compared, new: Compared) -> tuple[Change, ...]:
     )
 
 
-def _plans(settings: Settings, runs: Iterable[str], manifests: Path) -> Iterator[tuple[str, Compared]]:
-    """Yield the runs' plans that were made from these manifests: the same file or folder, or one inside the other."""
-    for id in runs:
-        try:
-            stored = read_plan(run_directory(settings.home, id))
-            inputs = read_inputs(stored)
-        except BadPlanFile:
-            continue  # gone, or of another version
-        if inputs.manifests.is_relative_to(manifests) or manifests.is_relative_to(inputs.manifests):
-            yield id, Compared((stored.run,), inputs.texts)
+def _since(directory: Path, new: Compared, manifests: Path) -> tuple[Change, ...] | None:
+    """Compare a run with the one in a directory, if that one was made from these manifests, else return ``None``.
+
+    So it was if the file or folder of one is that of the other, or inside it. A plan that is gone, or of another
+    version, was not.
+    """
+    try:
+        document = read_document(directory)
+        origin = _origin(document)
+        if not (origin.manifests.is_relative_to(manifests) or manifests.is_relative_to(origin.manifests)):
+            return None
+        if document.runs == tuple(map(run_document, new.runs)):
+            return ()  # as most are: what is the same need not be understood
+        return _changes(Compared((run_of(document, directory),), origin.texts), new)
+    except BadPlanFile:
+        return None
+
+
+def _origin(document: PlanDocument) -> _Origin:
+    try:
+        return typed(document.inputs, _Origin)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadPlanFile("the plan does not say what it was made from") from error
