@@ -73,7 +73,7 @@ class LocalProvider:
             versions["guest"] = program.sha256[:12]
             uid = self._directories.handle("probe", Limits()).uid if self._own_users else None
             with open_stage(uid) as stage:
-                options = bwrap.BwrapOptions(ENV)
+                options = bwrap.BwrapOptions(ENV, [*bwrap.ISOLATION, *bwrap.bare_system()])
                 guest = stage.add(open_linkless(program.path))
                 options.show(guest, GUEST)
                 shell = open_shell(stage, uid, guest)

@@ -91,6 +91,14 @@ sudo apparmor_parser --replace /etc/apparmor.d/runner-bwrap"""
 
 def system() -> list[str]:
     """Return the options for the host's system, read-only, and for the sandbox's own ``/proc`` and ``/dev``."""
+    return [*bare_system(), *_configuration()]
+
+
+def bare_system() -> list[str]:
+    """Return the options of ``system`` without what its programs read from ``/etc``.
+
+    For each mount bubblewrap reads the list of all mounts of the host.
+    """
     words = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):
         place = Path("/", name)
@@ -98,13 +106,18 @@ def system() -> list[str]:
             words += ["--symlink", os.readlink(place), str(place)]
         elif place.is_dir():
             words += ["--ro-bind", str(place), str(place)]
+    return [*words, "--proc", "/proc", "--dev", "/dev"]
+
+
+def _configuration() -> list[str]:
+    words = []
     for name in _ETC:
         words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for name in sorted(os.listdir("/etc")):
         if name.startswith("java-") and name.endswith("-openjdk"):
             for place in (place for pattern in _JAVA for place in Path("/etc", name).glob(pattern)):
                 words += ["--ro-bind", str(place), str(place)]
-    return [*words, "--proc", "/proc", "--dev", "/dev"]
+    return words
 
 
 class BwrapOptions(Struct):
