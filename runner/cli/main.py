@@ -9,13 +9,13 @@ import resource
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 
 import runner.cli.verbs
 from runner import __version__
 from runner.cli.output import Output, standard, to_nowhere
 from runner.cli.parser import meant, overview, parser_of
 from runner.cli.remote import refuse_elsewhere
+from runner.cli.stand_ins import set_stand_ins
 from runner.core import plugins
 from runner.core.errors import HostRefused, Rejected, RunnerError, UsageError, nearest
 from runner.core.sanitize import excerpt
@@ -119,35 +119,10 @@ def _forbid_cores() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 
 
-class _NoPlugins(ModuleType):
-    """Stand-in for the module that looks for plug-ins. A pydantic that wants more of it gets its own module."""
-
-    @staticmethod
-    def get_plugins(*_: object) -> tuple[()]:
-        return ()
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        del sys.modules[self.__name__]
-        return getattr(import_module(self.__name__), name)
-
-
-def _forbid_plugins() -> None:
-    """Let no package that happens to be installed hook into how manifests are validated.
-
-    pydantic imports ``importlib.metadata`` to look for such packages also where it is told not to, which takes a tenth
-    of validating: what would look has nothing to find.
-    """
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # noqa: TID251  # written, never read
-    loader = _NoPlugins("pydantic.plugin._loader")
-    sys.modules.setdefault(loader.__name__, loader)
-
-
 def entry() -> int:
     """Run as a program: the process is our own, so collector and libraries are tuned for it."""
     _forbid_cores()
     _allow_files()
     gc.set_threshold(200_000)  # importing makes much and drops little: one look at what a run imports takes 40 ms
-    _forbid_plugins()
+    set_stand_ins()
     return main(sys.argv[1:], standard())
