@@ -16,7 +16,8 @@ from runner.core.model import Handle, IsolationClass
 from runner.core.nurseries import unwrapping_groups
 from runner.ports.provider import SandboxSpec
 from runner.providers._pod_disk import fetched_at_most
-from runner.providers._pod_sandbox import PodFiles, PodSandbox
+from runner.providers._pod_files import PodFiles
+from runner.providers._pod_sandbox import PodSandbox
 from runner.sandbox import pod
 from runner.sandbox.guest_files import GuestFiles
 from runner.sandbox.mirrored import Volume, paths_of_dependencies

@@ -292,7 +292,7 @@ class KubernetesProvider:
         self, opening: PodOpening, sandbox: PodSandbox, nonce: bytes | None = None
     ) -> AsyncIterator[GuestWorkspace]:
         """Open the workspace in a pod that has its files; fetch them when the block ends."""
-        from runner.providers._pod_sandbox import PodPacker
+        from runner.providers._pod_files import PodPacker
         from runner.providers._pod_volume import look_at_volume
 
         handle, mirror = opening.handle, Mirror(opening.handle)
@@ -415,7 +415,8 @@ class KubernetesProvider:
         mirror = Mirror(handle)
         if not mirror.ahead:
             return
-        from runner.providers._pod_sandbox import PodFiles, PodSandbox
+        from runner.providers._pod_files import PodFiles
+        from runner.providers._pod_sandbox import PodSandbox
 
         volumes = await trio.to_thread.run_sync(volumes_of, handle, SandboxSpec())
         kept = [volume for volume in volumes if volume.name in mirror.ahead]

@@ -134,12 +134,18 @@ async def test_one_program_under_many_names_is_asked_for_the_real_one(home: Path
     assert found.directories == (str(home / ".versions/1"),)
 
 
-async def test_a_manager_that_has_no_such_version_is_no_program(home: Path) -> None:
-    manager = write(home / ".pyenv/libexec/pyenv", "#!/bin/sh\necho 'version 3.9 is not installed' >&2\nexit 1\n")
+@pytest.mark.parametrize(
+    ("answer", "patience"),
+    [("echo 'version 3.9 is not installed' >&2\nexit 1", 30.0), ("exec sleep 60", 0.1)],
+    ids=["has no such version", "hangs"],
+)
+async def test_a_manager_that_names_nothing_is_no_program(home: Path, answer: str, patience: float) -> None:
+    manager = write(home / ".pyenv/libexec/pyenv", f"#!/bin/sh\n{answer}\n")
     front = write(home / ".pyenv/shims/python3", f'#!/bin/sh\nexec "{manager}" exec python3 "$@"\n')
     (home / "repository").mkdir()
+    found = await find_toolchain("python3", variables(home, front.parent), home / "repository", patience=patience)
 
-    assert await find_toolchain("python3", variables(home, front.parent), home / "repository") is None
+    assert found is None
 
 
 async def test_a_manager_cannot_name_a_program_of_the_repository(home: Path) -> None:
@@ -177,14 +183,6 @@ async def test_the_crates_of_cargo_come_with_it_and_its_credentials_do_not(home:
 
     assert found.directories == (str(home / ".rustup/toolchains/stable"), str(home / ".cargo/registry"))
     assert found.environment == {"CARGO_NET_OFFLINE": "true", "CARGO_HOME": str(home / ".cargo")}
-
-
-async def test_a_manager_that_hangs_is_not_waited_for(home: Path) -> None:
-    manager = write(home / ".pyenv/libexec/pyenv", "#!/bin/sh\nexec sleep 60\n")
-    front = write(home / ".pyenv/shims/python3", f'#!/bin/sh\nexec "{manager}" exec python3 "$@"\n')
-    (home / "repository").mkdir()
-
-    assert await find_toolchain("python3", variables(home, front.parent), home / "repository", patience=0.1) is None
 
 
 async def test_what_a_workspace_has_of_its_own_is_never_a_toolchain() -> None:
