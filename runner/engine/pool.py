@@ -189,8 +189,8 @@ class Keeper:
         try:
             with trio.fail_after(_ANSWER):
                 await kept.slot.ping()
+            kept.wanted.set()  # the task leaves the sandbox meanwhile: nobody else gets it, whatever comes now
             if await self._store.move_slot(kept.row.id, SlotState.READY, SlotState.CLAIMED, request.id):
-                kept.wanted.set()  # the task leaves the sandbox meanwhile
                 kept.assigned = await cast("WarmSlots", self._provider(kept.key.provider)).assign(kept.handle, request)
                 await kept.left.wait()
                 if kept.handoff is not None:
