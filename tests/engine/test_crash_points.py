@@ -15,7 +15,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ import pytest
 from runner.safefs import trees
 from runner.testing.outside import groups
 from tests.support import dockerd
+from tests.support.quick_folder import quick_folder
 from tests.support.situations import git, leftovers
 
 PROVIDERS = {
@@ -93,18 +93,8 @@ class Crashing:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that is in memory where there is room: who dies by a signal loses nothing that a disk would have had."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 1 << 30:
-        yield tmp_path_factory.mktemp("crashing")
-        return
-    for old in memory.glob("runner-crashing-*"):
-        if time.time() - old.stat().st_mtime > 86_400:
-            trees.remove(old)  # of tests that were killed
-    folder = Path(tempfile.mkdtemp(prefix="runner-crashing-", dir=memory))
-    folder.chmod(0o755)
-    yield folder
-    trees.remove(folder)
+    with quick_folder(tmp_path_factory.mktemp("crashing")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module", params=["fake", "local"])
