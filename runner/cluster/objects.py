@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 import trio
 
 from runner.cluster.websocket import ExecStream, message_of, open_exec
@@ -24,6 +25,7 @@ from runner.network.upstream import Upstream, UpstreamFailed
 PATIENCE = 30.0  # seconds for a server that restarts
 CALL_SECONDS = 20.0  # for one answer
 _MAX_ANSWER = 16 << 20
+_PAGE = "500"  # objects of a list in one answer
 _MAX_EVENT = 4 << 20
 _BUSY = (429, 500, 502, 503, 504)
 
@@ -56,6 +58,17 @@ class ClusterObjects:
         whole = f"{path}?{urlencode(query)}" if query else path
         status, text = await self._ask("GET", whole)
         return None if status == 404 else self._object(status, text, f"read {path}")
+
+    async def list_all(self, path: str, **query: str) -> Sequence[Object]:
+        """Read all objects of a list, in pages."""
+        found: list[Object] = []
+        page: dict[str, str] = {}
+        while True:
+            listed = await self.get(path, limit=_PAGE, **query, **page) or {}
+            found += listed.get("items") or ()
+            if not (more := (listed.get("metadata") or {}).get("continue")):
+                return found
+            page = {"continue": str(more)}
 
     async def create(self, path: str, body: Object, *, again: bool = False) -> Object | None:
         """Make an object; ``None`` when one of its name is there already, but with ``again`` that one."""
@@ -149,8 +162,8 @@ class ClusterObjects:
     def _object(self, status: int, text: bytes, doing: str) -> Object:
         if 200 <= status < 300:
             try:
-                found = json.loads(text)
-            except ValueError:
+                found = msgspec.json.decode(text)
+            except msgspec.DecodeError:
                 found = None
             if isinstance(found, dict):
                 return found

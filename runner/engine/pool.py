@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from runner.core.errors import RunnerError, WorkspaceLost
 from runner.core.model import Handle, PoolMissReason, SlotKey, SlotState
+from runner.core.nurseries import first_of
 from runner.lifecycle.pool import PREFIX, Failures, decide, name_of, why_missed
 from runner.ports.provider import Images, Provider, SandboxHandoff, Slot, WarmSlots, WorkspaceRequest
 from runner.ports.store import SlotRow, Store
@@ -138,7 +139,7 @@ class Keeper:
             if await self._store.move_slot(row.id, SlotState.WARMING, SlotState.READY):
                 kept.become(SlotState.READY)
                 self._failures.pop(row.pool, None)
-                await _first_of(kept.wanted.wait, kept.slot.wait_ended)
+                await first_of(kept.wanted.wait, kept.slot.wait_ended)
                 if not kept.wanted.is_set():
                     raise WorkspaceLost(f"the warm workspace `{row.id}` has ended by itself")
                 kept.handoff = kept.slot.detach()
@@ -241,15 +242,3 @@ async def clear(store: Store, providers: Sequence[Provider], *, dry_run: bool = 
         if found.get(row.id) is None:
             await store.remove_slot(row.id)
     return found
-
-
-async def _first_of(*waits: Callable[[], Awaitable[None]]) -> None:
-    """Wait for one of several."""
-    async with trio.open_nursery() as nursery:
-
-        async def one(wait: Callable[[], Awaitable[None]]) -> None:
-            await wait()
-            nursery.cancel_scope.cancel()
-
-        for wait in waits:
-            nursery.start_soon(one, wait)

@@ -20,7 +20,7 @@ from runner.ops.runs.recover_pending import end_pending
 from runner.ops.runs.start import RunHandle
 from runner.ops.workspaces.workspace_lease import WorkspaceEnv
 
-_MADE = 30.0  # seconds for a Job to be made, after which the id of its run is told all the same
+_MADE = 30.0  # seconds for the Jobs of a plan to be made, after which the ids of its runs are told all the same
 _LEFT = 60.0  # seconds between looks for pending runs that nobody follows
 
 
@@ -69,8 +69,8 @@ class JobRuns:
                         if not run.attached:
                             self._runs[run.id] = run
                         nursery.start_soon(self._follow, run)
-                    for run in (run for run in runs if not run.plan.needs):
-                        with trio.move_on_after(_MADE):
+                    with trio.move_on_after(_MADE):
+                        for run in (run for run in runs if not run.plan.needs):
                             await run.decided.wait()
                     if all(run.error is not None for run in runs):
                         raise submitted.errors[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
@@ -81,10 +81,10 @@ class MemoryStore:
         self._pools: dict[str, PoolRow] = {}
         self._slots: dict[str, SlotRow] = {}
         self._counts: Counter[str] = Counter()
-        self._changed = trio.Event()  # set at the next append
+        self._changed: defaultdict[str, trio.Event] = defaultdict(trio.Event)  # set at the next append, by owner
 
     async def append(self, run: str, events: Sequence[Event], *, fence: Fence | None = None) -> list[Recorded]:
-        at, rows = self._now(), dict(self._rows)
+        at, rows = self._now(), {id: row for id, row in [(run, self._rows.get(run))] if row}
         leases, workspaces = self._leased(events, fence, at), self._folded(run, events, at)
         for event in events:
             _project(rows, run, at, event, self._named())
@@ -95,7 +95,8 @@ class MemoryStore:
                 raise run_exists_error(holder, started)
         recorded = self._written(self._journal.setdefault(run, []), run, at, events)
         await self._record_runner(events)
-        self._rows, self._leases, self._workspaces = rows, leases, workspaces
+        self._rows |= rows
+        self._leases, self._workspaces = leases, workspaces
         self._keys |= {(str(started.key), started.name): run for started in keyed}
         return recorded
 
@@ -113,8 +114,8 @@ class MemoryStore:
         stored = [decode(encode(event)) for event in events]  # what a file would give back, or fail on
         first = len(history) + 1
         history += [Recorded(owner, seq, at, event) for seq, event in zip(count(first), stored, strict=False)]
-        self._changed.set()
-        self._changed = trio.Event()
+        if owner in self._changed:
+            self._changed.pop(owner).set()
         self._counts.update(what for event in stored if (what := count_name(event)))
         return history[first - 1 :]
 
@@ -202,7 +203,7 @@ class MemoryStore:
 
     async def watch(self, run: str, *, after: int = 0) -> AsyncGenerator[Recorded]:
         while True:
-            changed = self._changed
+            changed = self._changed[run]
             for recorded in await self.events(run, after=after):
                 after = recorded.seq
                 yield recorded
@@ -232,6 +233,8 @@ class MemoryStore:
         return dict(Counter(row.status for row in self._rows.values()))
 
     async def find(self, run: str) -> RunRow:
+        if run in self._rows:
+            return self._rows[run]
         rows = await self.runs()
         if run == "last" and rows:
             return rows[0]

@@ -10,7 +10,7 @@ from msgspec import field
 from runner.cluster import job
 from runner.core.errors import JobLost, JobNotStarted, RunnerError, RunUnfinished
 from runner.core.model import Outcome, Reason, Status, failed
-from runner.core.nurseries import open_services
+from runner.core.nurseries import first_of
 from runner.events.events import Recorded, RunStarted
 from runner.events.record import RunRecord
 from runner.ops.runs import pending
@@ -71,16 +71,7 @@ class JobRun(RunHandle, kw_only=True):
 
     async def until_begun(self) -> None:
         """Wait for its first event from its worker, or for its end."""
-        first = trio.Event()
-
-        async def tell(event: trio.Event) -> None:
-            await event.wait()
-            first.set()
-
-        async with open_services() as services:
-            for event in (self.begun, self.ended):
-                services.start_soon(tell, event)
-            await first.wait()
+        await first_of(self.begun.wait, self.ended.wait)
 
     async def wait(self) -> RunRecord:
         """Return its record when it has ended. Raises why there is none."""

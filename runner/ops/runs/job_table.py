@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,11 +16,12 @@ from runner.cluster.objects import ClusterObjects, Object
 from runner.cluster.pod_access import JOB_RIGHTS, require_rights
 from runner.core.errors import ProviderFailed
 from runner.core.ids import run_id
-from runner.core.nurseries import open_services
+from runner.core.nurseries import first_of, open_services
 from runner.core.settings import Settings
 
 _SOON, _LATER = 1.0, 5.0  # seconds between looks at the cluster, while something is about to change there and else
 _ASKED = 3  # Jobs without a pod whose events are read at each look
+_PAUSE = 5.0  # seconds until a quota is tried again
 _HEARD = 0.2  # seconds between looks at a worker that is told to end
 
 
@@ -31,6 +33,7 @@ class JobTable:
         self.submission = run_id(secrets.token_bytes(8))
         self._states: dict[str, job.JobState] = {}
         self._submissions: dict[str, str] = {}  # of the runs' Jobs; another process may have made one before
+        self._refused: dict[str, trio.Event] = {}  # turns of those that the quota has no room for, in their order
         self._waiting: set[str] = set()  # runs whose Job is about to begin, or to be over
         self._is_allowed = False
 
@@ -57,6 +60,21 @@ class JobTable:
         self._states.setdefault(shape.run, job.JobState())
         self._waiting.add(shape.run)
         return made
+
+    async def wait_turn(self, run: str, stopped: trio.Event) -> None:
+        """Wait until a run whose Job the quota has refused may ask again, or is stopped.
+
+        The first that was refused asks after a pause, the next one as soon as that has its Job.
+        """
+        turn = self._refused.setdefault(run, trio.Event())
+        with trio.move_on_after(_PAUSE if run == next(iter(self._refused)) else math.inf):
+            await first_of(turn.wait, stopped.wait)
+        self._refused[run] = trio.Event()
+
+    def end_turn(self, run: str) -> None:
+        """Let the next run ask, if this one was refused before."""
+        if self._refused.pop(run, None) is not None and self._refused:
+            next(iter(self._refused.values())).set()
 
     async def give_plan(self, run: str, text: str, made: Object) -> None:
         """Make the plan that a Job waits for. Raises ``Refused``."""
@@ -98,10 +116,13 @@ class JobTable:
             await trio.sleep(_HEARD)
 
     async def keep_looking(self) -> None:
+        """Look again and again, and at most a tenth of the time; never returns."""
         while True:
+            began = trio.current_time()
             with suppress(ProviderFailed):  # what is known stays so, and the runs are followed in the store
                 await self.look()
-            await trio.sleep(_SOON if self._waiting else _LATER)
+            took = trio.current_time() - began
+            await trio.sleep(max(_SOON if self._waiting else _LATER, 9 * took))
 
     async def look(self) -> None:
         """Look at the Jobs now. Raises ``ProviderFailed``."""
@@ -110,8 +131,8 @@ class JobTable:
             return
         first, *others = sorted({*self._submissions.values()})
         selector = f"{job.SUBMISSION} in ({','.join((first, *others))})" if others else f"{job.SUBMISSION}={first}"
-        jobs = _by_run(await self.objects.get(self.objects.path("jobs", group=job.BATCH), labelSelector=selector))
-        pods = _by_run(await self.objects.get(self.objects.path("pods"), labelSelector=selector))
+        jobs = _by_run(await self.objects.list_all(self.objects.path("jobs", group=job.BATCH), labelSelector=selector))
+        pods = _by_run(await self.objects.list_all(self.objects.path("pods"), labelSelector=selector))
         left = _ASKED
         for run in made & self._states.keys():
             if run not in jobs:
@@ -158,8 +179,8 @@ def _may_run(pod: Object) -> bool:
     return phase == "Running" or (phase == "Pending" and "deletionTimestamp" not in pod["metadata"])
 
 
-def _by_run(listed: Object | None) -> Mapping[str, list[Object]]:
+def _by_run(listed: Sequence[Object]) -> Mapping[str, list[Object]]:
     found: dict[str, list[Object]] = defaultdict(list)
-    for one in (listed or {}).get("items") or ():
+    for one in listed:
         found[str(one["metadata"].get("labels", {}).get(job.RUN, ""))].append(one)
     return found

@@ -67,7 +67,6 @@ _LATE = 60.0  # seconds for the end of a run to be written, beyond its deadline 
 _LOOK = 1.0  # seconds between looks at the store's clock
 _ALIVE = 5.0  # seconds between looks whether a worker lives
 _FETCH = 180.0  # seconds for a worker to send what a run has left
-_PAUSE = 5.0  # seconds until a quota is tried again
 _RECORD = 10.0  # seconds to record runs that are not made any more
 _ENDLESS = "1000000"  # workspaces: in a cluster its quotas count
 
@@ -92,6 +91,7 @@ class SubmittedRuns:
         self._told: set[str] = set()
         self.recorded = trio.Event()  # every run is pending in the store, or attached
         self.runs = {plan.name: self._handle(plan) for plan in planned.plan.runs}
+        self._needed = {need for plan in planned.plan.runs for need in plan.needs}
         self._is_shown = shown and len(self.runs) <= MOST_FOLLOWED
         self._brings_back = shown
         rooms = {plan.group: plan.max_parallel or len(self.runs) for plan in planned.plan.runs}
@@ -222,25 +222,29 @@ class SubmittedRuns:
         place = RunPlaced(job.job_name(run.id), self.table.namespace, self.table.server)
         if not await pending.tell(self._store, run.id, place):
             raise run.stopped("its Job was made")
-        while True:
-            try:
-                made = await self.table.make(shape)
-            except Refused as error:
-                if not job.is_quota(error.message):
-                    raise
-                hint = "it is made when others are gone; Ctrl-C gives it up"
-                waits = f"the quota of the namespace is used up: {error.message}"
-                await self._tell(run, job.JobState(waits=waits, hint=hint))
-                with trio.move_on_after(_PAUSE):
-                    await run.asked.wait()
-                if run.stops:
-                    raise run.stopped("its Job was made") from error
-                continue
-            if made is None:  # the earlier one of its name is gone by now
-                continue
-            run.made = True
-            run.decided.set()
-            return made
+        try:
+            while (made := await self._try_to_make(run, shape)) is None:
+                pass
+        finally:
+            self.table.end_turn(run.id)
+        run.made = True
+        run.decided.set()
+        return made
+
+    async def _try_to_make(self, run: JobRun, shape: job.JobShape) -> Object | None:
+        """Make a Job; ``None`` when it is to be tried again: the quota is used up, or an earlier one just went."""
+        try:
+            return await self.table.make(shape)
+        except Refused as error:
+            if not job.is_quota(error.message):
+                raise
+            hint = "it is made when others are gone; Ctrl-C gives it up"
+            waits = f"the quota of the namespace is used up: {error.message}"
+            await self._tell(run, job.JobState(waits=waits, hint=hint))
+            await self.table.wait_turn(run.id, run.asked)
+            if run.stops:
+                raise run.stopped("its Job was made") from error
+            return None
 
     def _shape(self, run: JobRun) -> job.JobShape:
         settings, plan = self._settings, run.plan
@@ -365,7 +369,7 @@ class SubmittedRuns:
         """Fetch what a run has left, which its worker sends at last, and remove its Job."""
         stored = locate(self._settings, record)
         incident = incident_of(run.plan)
-        is_needed = incident is not None or any(run.plan.name in one.plan.needs for one in self.runs.values())
+        is_needed = incident is not None or run.plan.name in self._needed
         deadline = trio.current_time() + _FETCH
         self.table.ended(run.id)
         while run.made and not self.table.state(run.id).over and trio.current_time() < deadline:  # noqa: ASYNC110
