@@ -1191,12 +1191,23 @@ static bool move_into(char **lists)
     return true;
 }
 
+/* Give up the real-time priority of whoever started us: a limited group does not take a process that has one, and
+ * commands with one would not heed the limit. */
+static void be_ordinary(void)
+{
+    long policy = SYS(sched_getscheduler, 0) & 0xff;
+    int priority = 0;
+    if (policy == 1 /* FIFO */ || policy == 2 /* RR */ || policy == 6 /* DEADLINE */)
+        SYS(sched_setscheduler, 0, 0, &priority);
+}
+
 /* `guest`, `guest -`, `guest PATH`, `guest + DESCRIPTOR...`, as a command `guest list`, `guest pack`, `guest remove`
  * and `guest show`, in a pod the words of pod.h, or outside of a workspace `guest - DESCRIPTOR USER PROGRAM WORDS...`,
  * with `-` for our own user. */
 static int start_up(int argc, char **argv, char **env)
 {
     char way = argc > 1 ? argv[1][0] : 0;
+    be_ordinary();
     int ended = argc > 1 && way != '-' && way != '+' && way != '/' ? serve_pod(argc, argv, env) : -1;
     if (ended >= 0)
         return ended;
