@@ -126,6 +126,19 @@ def test_the_rights_for_sandboxes_come_with_the_chart_and_the_manifest_where_ask
     assert {"name": "RUNNER_KUBERNETES_SANDBOXES", "value": "agent-sandbox"} in server["env"]
 
 
+@pytest.mark.parametrize("made", ["the manifest", "the chart"])
+def test_with_a_runtime_class_its_accounts_may_read_that_one_and_no_other(everything: str, made: str) -> None:
+    text = access_manifest("agents", runtime_class="gvisor") if made == "the manifest" else everything
+    roles = [one for one in objects(text) if one["kind"] == "ClusterRole"]
+    [bound] = [one for one in objects(text) if one["kind"] == "ClusterRoleBinding"]
+
+    assert [role["rules"] for role in roles] == [
+        [{"apiGroups": ["node.k8s.io"], "resources": ["runtimeclasses"], "resourceNames": ["gvisor"], "verbs": ["get"]}]
+    ]
+    assert bound["roleRef"]["name"] == roles[0]["metadata"]["name"]
+    assert {one["name"] for one in bound["subjects"]} >= {"runner"}
+
+
 def granted(text: str) -> dict[str, list[str]]:
     """The names of the roles that each account has, in the only namespace where anything is granted."""
     found: dict[str, list[str]] = {}

@@ -27,6 +27,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     manifest.add_argument("--namespace", metavar="NAME", default="agents", help="(default: agents)")
     words = "with the rights for Sandboxes of kubernetes-sigs/agent-sandbox"
     manifest.add_argument("--agent-sandbox", action="store_true", help=words)
+    words = "with the right to read this RuntimeClass, for RUNNER_KUBERNETES_RUNTIME_CLASS"
+    manifest.add_argument("--runtime-class", metavar="NAME", help=words)
 
 
 def main(args: Namespace, out: Output) -> int:
@@ -34,11 +36,17 @@ def main(args: Namespace, out: Output) -> int:
     from runner.core.settings import current, kubernetes_name
     from runner.ops.host.cluster_check import access_manifest, check_cluster
 
-    if args.what == "manifest":
+    def named(option: str, text: str) -> str:
         try:
-            out.verbatim(access_manifest(kubernetes_name(args.namespace), sandboxes=args.agent_sandbox))
+            return kubernetes_name(text)
         except ValueError as error:
-            raise UsageError(f"`--namespace` is `{args.namespace}`", hint=f"write {error}") from None
+            raise UsageError(f"`{option}` is `{text}`", hint=f"write {error}") from None
+
+    if args.what == "manifest":
+        namespace, runtime_class = named("--namespace", args.namespace), None
+        if args.runtime_class is not None:
+            runtime_class = named("--runtime-class", args.runtime_class)
+        out.verbatim(access_manifest(namespace, sandboxes=args.agent_sandbox, runtime_class=runtime_class))
         return 0
     from runner.cli.signals import run_cancellable
     from runner.core.codec import plain

@@ -182,15 +182,16 @@ async def _settled(table: JobTable, run: str) -> job.JobState:
         await trio.sleep(_LOOK)
 
 
-def access_manifest(namespace: str, *, sandboxes: bool = False) -> str:
+def access_manifest(namespace: str, *, sandboxes: bool = False, runtime_class: str | None = None) -> str:
     """Return the objects that give accounts what the runner needs in a namespace, and no more; ``sandboxes``: also for
-    those of agent-sandbox.
+    those of agent-sandbox; ``runtime_class``: also to read this RuntimeClass, which no namespace has.
     """
     from runner.cluster import agent_sandbox
     from runner.cluster.pod_access import JOB_RIGHTS, RIGHTS, VOLUME_RIGHTS
 
     rights = (*RIGHTS, *VOLUME_RIGHTS, *(agent_sandbox.RIGHTS if sandboxes else ()))
-    return _MANIFEST.format(namespace=namespace, rules=_rules(rights), job_rules=_rules(JOB_RIGHTS))
+    made = _MANIFEST.format(namespace=namespace, rules=_rules(rights), job_rules=_rules(JOB_RIGHTS))
+    return made + ("" if runtime_class is None else _OF_CLASS.format(namespace=namespace, name=runtime_class))
 
 
 def _rules(rights: Sequence[tuple[str, str, str, str]]) -> str:
@@ -253,5 +254,21 @@ kind: RoleBinding
 metadata: {{name: runner-submitter, namespace: {namespace}}}
 roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: Role, name: runner-submitter}}
 subjects:
+  - {{kind: ServiceAccount, name: runner-submitter, namespace: {namespace}}}
+"""
+_OF_CLASS = """\
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {{name: runner-{namespace}}}
+rules:
+  - {{apiGroups: ['node.k8s.io'], resources: ['runtimeclasses'], resourceNames: ['{name}'], verbs: [get]}}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {{name: runner-{namespace}}}
+roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: runner-{namespace}}}
+subjects:
+  - {{kind: ServiceAccount, name: runner, namespace: {namespace}}}
   - {{kind: ServiceAccount, name: runner-submitter, namespace: {namespace}}}
 """
