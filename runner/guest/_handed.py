@@ -8,6 +8,7 @@ accepted is the host's alone.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import resource
 import socket
@@ -86,6 +87,8 @@ def _is_listening(found: socket.socket) -> bool:
 
 async def accept(listener: socket.socket) -> HandedConnection:
     """Wait for the next connection. Raises ``OSError`` once the listener is shut down."""
+    if listener.fileno() < 0:
+        raise OSError(errno.EBADF, "it is closed")
     await trio.lowlevel.wait_readable(listener)
     return HandedConnection(await trio.to_thread.run_sync(_accept, listener, abandon_on_cancel=True))
 

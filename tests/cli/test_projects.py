@@ -100,7 +100,7 @@ def test_a_project_is_shown_in_words(project: Project) -> None:
 
     listed = called("project", "list").out
     heads, *rows = (line.split("  ") for line in listed.splitlines())
-    assert [word for word in heads if word] == ["PROJECT", "WORKSPACES", "ROOT", "PROTECTED", "MANIFEST"]
+    assert [word.strip() for word in heads if word] == ["PROJECT", "WORKSPACES", "ROOT", "PROTECTED", "MANIFEST"]
     assert [[word.strip() for word in row if word] for row in rows] == [
         ["cellar", "shared", str(project.folder)],
         ["shop", "isolated", str(project.folder), "a, b/"],
