@@ -57,6 +57,7 @@ def provider_of(home: Path, storage_class: str | None) -> PodsOnTestImage:
     return PodsOnTestImage(Settings.from_env(env), grace=0.4)
 
 
+@pytest.mark.nightly
 async def test_a_workspace_fills_its_volume_and_no_more_which_goes_with_its_pod(api: Api, tmp_path: Path) -> None:
     provider = provider_of(tmp_path, "fast")
     probe = await provider.probe()
@@ -83,7 +84,9 @@ async def test_a_workspace_fills_its_volume_and_no_more_which_goes_with_its_pod(
         pytest.param("gone", "StorageClass `gone` with 64M .* not found", id="no such class"),
         pytest.param("full", "exceeded quota", id="quota"),
         pytest.param("slow", "no room", id="not provisioned"),
-        pytest.param("large", "a volume of 3072M .* limits nothing", id="larger than the limit"),
+        pytest.param(
+            "large", "a volume of 3072M .* limits nothing", marks=pytest.mark.nightly, id="larger than the limit"
+        ),
     ],
 )
 async def test_a_volume_that_is_not_there_or_limits_nothing_is_told_before_any_command_runs(
