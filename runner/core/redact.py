@@ -4,15 +4,17 @@ Each process has one ``Redactor``; steps reach it as ``RunDependencies.redact``.
 before the first byte that might have the value passes; from then on ``[redacted:NAME]`` stands for it in logs, events,
 errors, reports and prompts. Nothing is ever unregistered.
 
-Looked for is each *form* of a secret: as it is; in base64 (both alphabets, at any of three offsets), hexadecimal (with
-colons, too) and percent-encoding; escaped for JSON, Python and shells. White space, NUL and the colour codes of a
-terminal may stand anywhere between the bytes of a form, so that other line ends, indentation, wrapped lines and UTF-16
-hide nothing; also as escapes, ``\\n`` and ``\\u001b[1m``, since what an agent's CLI says of a command's output is JSON.
+Looked for is each *form* of a secret: as it is; in base64 (both alphabets, at any of three offsets) and hexadecimal
+(with colons, too); with ``+`` for blanks; quoted for JSON, Python and shells. White space, NUL and the colour codes of
+a terminal may stand anywhere between the bytes of a form, so that other line ends, indentation, wrapped lines and
+UTF-16 hide nothing; also as escapes, ``\\n`` and ``\\u001b[1m``, since what an agent's CLI says of a command's output
+is JSON.
 
 Any byte of a form may be written as an escape, however often escapes were escaped: ``\\u0026`` as Go writes ``&``,
-``\\\\\"`` as JSON in JSON does, ``&amp;``, ``&#38;``, ``&#x26;`` and ``%26``. So both are also compared *decoded*: each
-escape is what it stands for, and no backslash is left. A hexadecimal dump by lines (``xxd``, ``hexdump -C``,
-``od -A x -t x1``) is read twice, as its bytes and as its column of characters, in the first 64 KiB of what is dumped.
+``\\\\\"`` as JSON in JSON does, ``\\x26`` and ``\\046``, ``&amp;``, ``&#38;``, ``&#x26;`` and ``%26``. So both are also
+compared *decoded*: each escape is what it stands for, and no backslash is left. A hexadecimal dump by lines (``xxd``,
+``hexdump -C``, ``od -A x -t x1``) is read twice, as its bytes and as its column of characters, in the first 64 KiB of
+what is dumped.
 
 Theory of operation. Text is *squeezed*: white space is deleted. No form can be in the squeezed text unless one of
 its fixed-size pieces stands at a multiple of the stride, for stride and piece are chosen so that the shortest form
@@ -29,7 +31,7 @@ from base64 import b64encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import IO, Literal
 from urllib.parse import quote_from_bytes
 
@@ -51,14 +53,15 @@ _HALF_CODE = pattern(rb"\x1b(?:" + _PART + rb"|\][^\x07\x1b]{0,2048}\x1b?|[()])?
 _JUNK = pattern(rb"(?:[ \t\r\n\v\f\0]|" + _CODE + rb")+")
 _ESCAPE = rb"\\\\*(?:u001[bB]|x1[bB])"
 _BEHIND_ONE = rb"(?:[nrt]|u00(?:0[09aAdD]|20)|x(?:0[09aAdD]|20)|(?:u001[bB]|x1[bB])(?:\[[0-?]*[ -/]*[@-~])?)"
-_CODED = rb"(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|U([0-9a-fA-F]{8}))"
+_HEXADECIMAL = rb"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]{1,6})\}|U([0-9a-fA-F]{8})"
+_CODED = rb"(?:" + _HEXADECIMAL + rb"|([0-3][0-7]{2})|([abefvE]))"
 _BEHIND = pattern(_BEHIND_ONE + rb"|" + _CODED)
 # All backslashes of a row, from its first on, or a long row would be looked through from each. One literal comes first,
 # by which a text is searched fast; that at the end of a terminal's code begins no row.
 _ROW = rb"\\(?<!(?<!\x1b)\\\\)\\*"
 _ESCAPED = _ROW + _BEHIND_ONE
 _HALF_ESCAPE = pattern(
-    rb"(?<!\x1b)\\+(?:u(?:[0-9a-fA-F]{0,3}|\{[0-9a-fA-F]{0,6})|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?)?\Z|"
+    rb"(?<!\x1b)\\+(?:u(?:[0-9a-fA-F]{0,3}|\{[0-9a-fA-F]{0,6})|U[0-9a-fA-F]{0,7}|x[0-9a-fA-F]?|[0-3][0-7]?)?\Z|"
     + _ESCAPE
     + rb"(?:"
     + _PART
@@ -163,7 +166,7 @@ class Redactor:
         return self.stream().feed_all(content)
 
     def text(self, text: str) -> str:
-        return self.clean(text.encode(errors="surrogatepass")).decode(errors="surrogatepass") if self else text
+        return self.clean(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
     def names_in(self, content: bytes) -> frozenset[str]:
         """The secrets that some bytes show."""
@@ -209,8 +212,6 @@ class Stream:
         redactor._passed |= bool(chunk)
         if not redactor:
             return chunk
-        if len(chunk) <= _BLOCK:
-            return self._take(chunk, redactor._forms)
         blocks = (chunk[at : at + _BLOCK] for at in range(0, len(chunk), _BLOCK))
         return b"".join([self._take(block, redactor._forms) for block in blocks])
 
@@ -297,17 +298,27 @@ def _replaced(text: bytes, junk: re.Pattern[bytes], stands_for: Callable[[re.Mat
 
 def _letter(number: int) -> bytes:
     """A character by its number; white space is junk here, too."""
-    coded = chr(number).encode(errors="surrogatepass") if number <= sys.maxunicode else b"?"
-    return coded.translate(None, _SPACE)
+    return chr(min(number, sys.maxunicode)).encode(errors="surrogatepass").translate(None, _SPACE)
+
+
+_CONTROLS = {b"a": b"\a", b"b": b"\b", b"e": b"\x1b", b"f": b"", b"v": b"", b"E": b"\x1b"}
 
 
 def _escape(found: re.Match[bytes]) -> bytes:
     """Decode what follows backslashes, as ``_BEHIND`` and ``_WRITTEN`` find it."""
-    unit, byte, scalar, long, *mark = found.groups()
-    if byte is not None:
-        return bytes.fromhex(byte.decode())
-    digits = unit or scalar or long
-    return _letter(int(digits, 16)) if digits else b"".join(filter(None, mark))
+    match found.lastindex:
+        case None:
+            return b""
+        case 1:
+            return _byte(found)
+        case 5:
+            return bytes([int(found[5], 8)]).translate(None, _SPACE)
+        case 6:
+            return _CONTROLS[found[6]]
+        case 7:
+            return found[7]
+        case index:
+            return _letter(int(found[index], 16))
 
 
 def _entity(found: re.Match[bytes]) -> bytes | None:
@@ -323,8 +334,6 @@ def _entity(found: re.Match[bytes]) -> bytes | None:
 
 def _unescaped(squeezed: bytes) -> bytes:
     """Decode all backslash escapes, dropping those of white space and codes; no backslash is left."""
-    if b"\\" not in squeezed:
-        return squeezed
     first, *parts = squeezed.split(b"\\")
     shown = [
         (_escape(found) if found.lastindex else b"") + part[found.end() :] if (found := _BEHIND.match(part)) else part
@@ -344,10 +353,6 @@ _STAGES = (
     (b"&", _HALF_ENTITY, _ENTITIES, _entity),
     (b"%", _HALF_PERCENT, _PERCENTED, _byte),
 )
-
-
-def _is_escaped(text: bytes) -> bool:
-    return b"\\" in text or b"&" in text or b"%" in text
 
 
 def _decoded(squeezed: bytes) -> bytes:
@@ -377,20 +382,26 @@ def _decode(view: _View, *, whole: bool = True) -> _View:
 
 def _views(text: bytes) -> list[_View]:
     """Without white space; and without the terminal's codes as well, which may have text of their own inside."""
-    views = [_View(text, _ONLY_SPACE)]
-    return [*views, _View(text, _JUNK)] if b"\x1b" in text else views
-
-
-def _decoded_views(text: bytes) -> Iterator[_View]:
-    """Yield the text with every escape decoded, and dumps reduced to their bytes and characters."""
-    if _is_escaped(text):
-        yield _decode(_View(text, _JUNK))
-    if _DUMP.search(text):
-        yield from map(_decode, _dumps(text))
+    return [_View(text, junk) for junk in ((_ONLY_SPACE, _JUNK) if b"\x1b" in text else (_ONLY_SPACE,))]
 
 
 def _dumps(text: bytes) -> list[_View]:
-    return [_View(text, between) for between in _BETWEEN_LINES]
+    """Dumps reduced to their bytes, and to their characters."""
+    return [_View(text, between) for between in _BETWEEN_LINES] if _DUMP.search(text) else []
+
+
+def _glances(text: bytes) -> Iterator[bytes]:
+    """Yield what a text is in each of its views, but without positions, which is faster; the most frequent first."""
+    squeezed = bare = text.translate(None, _SPACE)
+    yield squeezed
+    if b"\x1b" in text:
+        bare = _CODES.sub(b"", text).translate(None, _SPACE)
+        yield bare
+    plain = _decoded(bare)
+    if plain is not bare:
+        yield plain
+    if b"0000" in squeezed:
+        yield from (_decoded(view.squeezed) for view in _dumps(text))
 
 
 @dataclass
@@ -404,7 +415,7 @@ class _Lexicon:
 
     def __post_init__(self) -> None:
         self.ordered = sorted(self.names)
-        self.longest = max(map(len, self.names), default=0)
+        self.longest = max(map(len, self.names))
         begun = {re.escape(form[:size]) + rb"\Z" for form in self.names for size in range(1, _BEGINNING)}
         begun |= {re.escape(form[:_BEGINNING]) for form in self.names}
         self.starts = re.compile(b"|".join(sorted(begun)))
@@ -438,20 +449,17 @@ class _Forms:
     raw: _Lexicon = field(init=False)
     decoded: _Lexicon = field(init=False)
     pieces: frozenset[int] = field(init=False)
-    decoded_pieces: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        plain = {_decoded(form): name for form, name in self.names.items()}
-        shortest = min(map(len, plain), default=0)
+        plain = {shown: name for form, name in self.names.items() for shown in _stages_of(form)}
         self.raw = _Lexicon(self.names)
         self.decoded = _Lexicon({form: name for form, name in plain.items() if len(form) >= SHORTEST})
+        shortest = len(min(self.decoded.names, key=len))
         fitting = ((kind, step) for least, kind, step in _FILTERS if shortest >= least)
         self._type: _Piece | None
         self._type, self._step = next(fitting, (None, 0))
         self._size = 8 if self._type == "Q" else 4
-        unescaped = [form for form in self.names if b"\\" not in form]  # the others are found decoded
-        self.pieces = frozenset(piece for form in unescaped for piece in self._pieces(form))
-        self.decoded_pieces = frozenset(piece for form in plain for piece in self._pieces(form))
+        self.pieces = frozenset(piece for form in self.decoded.names for piece in self._pieces(form))
 
     def _pieces(self, form: bytes) -> Iterator[int]:
         """Return pieces from the middle of a form, so long that every sampling meets one; of a key its headers too."""
@@ -460,93 +468,70 @@ class _Forms:
         for at in range(start, start + stride):
             yield int.from_bytes(form[at : at + size], sys.byteorder)
 
-    def _may_be_in(self, squeezed: bytes, pieces: frozenset[int]) -> bool:
+    def _may_be_in(self, squeezed: bytes) -> bool:
         if self._type is None:
             return True
         whole = memoryview(squeezed)[: len(squeezed) // self._size * self._size]
-        return not pieces.isdisjoint(whole.cast(self._type)[:: self._step])
-
-    def _may_be_decoded_in(self, squeezed: bytes) -> bool:
-        """Tell whether the text has escapes; without them everything is known already."""
-        if not _is_escaped(squeezed):
-            return False
-        plain = _decoded(squeezed)
-        return len(plain) < len(squeezed) and self._may_be_in(plain, self.decoded_pieces)
-
-    def _may_be_dumped_in(self, text: bytes, squeezed: bytes) -> bool:
-        """Tell whether the text may be a dump; the squeezed text is searched first, which is faster."""
-        if b"0000" not in squeezed or not _DUMP.search(text):
-            return False
-        return any(self._may_be_in(_decoded(view.squeezed), self.decoded_pieces) for view in _dumps(text))
+        return not self.pieces.isdisjoint(whole.cast(self._type)[:: self._step])
 
     def spans(self, text: bytes) -> list[tuple[int, int, str]]:
         """List what to replace, in order: start, end, and the name of the longest of overlapping secrets."""
-        squeezed = text.translate(None, _SPACE)
-        bare = _CODES.sub(b"", text).translate(None, _SPACE) if b"\x1b" in text else squeezed
-        if not (
-            self._may_be_in(squeezed, self.pieces)
-            or (bare is not squeezed and self._may_be_in(bare, self.pieces))
-            or self._may_be_decoded_in(bare)
-            or self._may_be_dumped_in(text, squeezed)
-        ):
+        if not any(map(self._may_be_in, _glances(text))):
             return []
         spans = {span for view in _views(text) for span in self.raw.whole(view)}
-        spans |= {span for view in _decoded_views(text) for span in self.decoded.whole(view)}
-        joined: list[tuple[int, int, str]] = []
-        longest = 0
+        for view in (_View(text, _JUNK), *_dumps(text)):
+            spans.update(self.decoded.whole(_decode(view)))
+        joined: list[tuple[int, int, tuple[int, str]]] = []
         for start, end, name in sorted(spans):
+            longest = (end - start, name)
             if joined and start < joined[-1][1]:
-                before = joined.pop()
-                name = name if end - start > longest else before[2]
-                longest = max(longest, end - start)
-                joined.append((before[0], max(before[1], end), name))
-            else:
-                longest = end - start
-                joined.append((start, end, name))
-        return joined
+                start, before, other = joined.pop()
+                end, longest = max(before, end), max(other, longest)
+            joined.append((start, end, longest))
+        return [(start, end, name) for start, end, (_, name) in joined]
 
     def hold(self, text: bytes) -> int:
         """Return where the first thing begins that more text may complete to a form or a terminal code."""
         tail = max(0, len(text) - self.raw.longest - MOST_JUNK)
         end = text[tail:]
-        escaped = _is_escaped(end)
-        dumped = self._dumped(text) if b"0000" in end else len(text)
+        dumped = self._dumped(text)
+        if b"\x1b" not in end and self._is_settled(end.translate(None, _SPACE)):
+            return dumped
         half = _HALF_CODE.search(end)
-        if not (half or dumped < len(text) or b"\x1b" in end) and self._is_settled(
-            end.translate(None, _SPACE), escaped
-        ):
-            return len(text)
         begun = end[: half.start()] if half else end
-        stop = min(view.start(self.raw.unfinished(view.squeezed)) for view in _views(begun))
-        if escaped:
-            stop = min(stop, self._settled(_View(begun, _JUNK)))
-        return min(tail + stop, dumped)
+        stops = [view.start(self.raw.unfinished(view.squeezed)) for view in _views(begun)]
+        plain = _decode(_View(begun, _JUNK), whole=False)
+        return min(dumped, tail + min(*stops, plain.start(self.decoded.unfinished(plain.squeezed))))
 
-    def _is_settled(self, squeezed: bytes, escaped: bool) -> bool:
+    def _is_settled(self, squeezed: bytes) -> bool:
         """Tell whether the text ends in the middle of nothing."""
         if self.raw.unfinished(squeezed) < len(squeezed):
             return False
-        if not escaped:
-            return True
+        plain = squeezed
         for mark, half, escape, stands_for in _STAGES:
-            if mark in squeezed:
-                if half.search(squeezed):
+            if mark in plain:
+                if half.search(plain):
                     return False
-                squeezed = _replaced(squeezed, escape, stands_for)
-        return self.decoded.unfinished(squeezed) == len(squeezed)
-
-    def _settled(self, view: _View) -> int:
-        """Up to where a text, in a view of it that is to be decoded, ends in the middle of nothing."""
-        plain = _decode(view, whole=False)
-        return plain.start(self.decoded.unfinished(plain.squeezed))
+                plain = _replaced(plain, escape, stands_for)
+        return plain is squeezed or self.decoded.unfinished(plain) == len(plain)
 
     def _dumped(self, text: bytes) -> int:
-        """Return where the last lines of a dump begin that may hold the start of a form; else the end."""
-        lines = self.raw.longest // 64 + 2  # 16 bytes each, of which the longest form has four for one
-        window = text[-lines * _LINE_OF_DUMP :]
-        found = [line.start() for line in _DUMP.finditer(window)]
-        at_end = found and found[-1] >= len(window) - 2 * _LINE_OF_DUMP
-        return len(text) - len(window) + found[0] if at_end else len(text)
+        """Return where the lines of a dump begin that the end of a text may be in the middle of; else the end."""
+        window = text[-2 * self.raw.longest - MOST_JUNK :]  # a byte is five in a dump, and at most three in a form
+        if b"0000" not in window or not _DUMP.search(window, len(window) - 2 * _LINE_OF_DUMP):
+            return len(text)
+        return len(text) - len(window) + next(_DUMP.finditer(window)).start()
+
+
+def _stages_of(form: bytes) -> set[bytes]:
+    """Every way in which decoding may leave a form: what it decodes first, it does not see in what it decodes later."""
+    left = [form]
+    for position in range(len(_STAGES)):
+        plain = form
+        for _, _, escape, stands_for in _STAGES[position:]:
+            plain = _replaced(plain, escape, stands_for)
+        left.append(plain)
+    return {*left}
 
 
 def check_fit(name: str, value: bytes) -> None:
@@ -567,10 +552,6 @@ def forms_of(value: bytes) -> frozenset[bytes]:
     return frozenset(form for form in squeezed if len(form) >= SHORTEST)
 
 
-# What encoders of URLs leave as it is, apart from letters, digits and ``_.-~``.
-_SAFE = ("", "/", "!'()*", "!'()*/", "!'()*;,/?:@&=+$#", "!$&'()*+,;=:@/?")
-
-
 def _encoded(body: bytes) -> Iterator[bytes]:
     yield body
     if len(seen := re.sub(rb"[^!-~]", b"", body)) >= SHORTEST and len(set(seen)) > 2:
@@ -582,45 +563,19 @@ def _encoded(body: bytes) -> Iterator[bytes]:
         b64encode(bytes(offset) + body)[(offset * 8 + 5) // 6 : (offset + len(body)) * 8 // 6] for offset in range(3)
     )
     for coded in (*alone, *inside):
-        for alphabet in (coded, coded.translate(bytes.maketrans(b"+/", b"-_"))):
-            yield alphabet
-            yield alphabet.replace(b"/", b"\\/")
-            yield from _percented(alphabet)
-    yield from _percented(body)
-    for code in ("%%%02X", "%%%02x", "\\x%02x"):
-        yield "".join(code % byte for byte in body).encode()
-    yield from _escaped(body)
+        yield from (coded, coded.translate(bytes.maketrans(b"+/", b"-_")))
+    yield body.replace(b" ", b"+")  # in what a form on the web sends
+    yield body.replace(b"\x1b", b"")  # which begins a terminal's code, and is nothing where it is an escape
+    yield from _quoted(body)
 
 
-def _percented(body: bytes) -> Iterator[bytes]:
-    for safe in _SAFE:
-        coded = quote_from_bytes(body, safe).encode()
-        lower = re.sub(rb"%..", lambda code: code[0].lower(), coded)
-        yield from (coded, lower, coded.replace(b"%20", b"+"), lower.replace(b"%20", b"+"))
-
-
-def _escaped(body: bytes) -> Iterator[bytes]:
+def _quoted(body: bytes) -> Iterator[bytes]:
+    """Yield forms with escapes where some secrets decode to something else, or without a backslash at an end."""
     text = body.decode(errors="surrogateescape")
-    for ascii_only in (True, False):
-        coded = json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode(errors="surrogateescape")
-        yield coded
-        yield coded.replace(b"/", b"\\/")
-    yield repr(body)[2:-1].encode()
-    yield repr(text)[1:-1].encode(errors="surrogateescape")
+    yield json.dumps(text)[1:-1].encode()  # two escapes for one letter, such as an emoji
+    yield repr(text)[1:-1].encode()  # here ``\xad`` is a letter
+    yield quote_from_bytes(body, "").encode()  # another escape's beginning, which is decoded, too
     yield body.replace(b"'", b"'\\''")
     yield body.replace(b"'", b"'\"'\"'")
     yield re.sub(rb'(["$`\\])', rb"\\\1", body)
     yield re.sub(rb"""([ !"$&'()*,;<>?\[\\\]^`{|}]|(?:^|(?<=[:=]))~|^#)""", rb"\\\1", body)
-    for code in (partial(_ansi_c, keep=b""), partial(_ansi_c, keep=bytes(range(128, 256)))):
-        yield re.sub(rb"[^ -&(-\[\]-~]", code, body)
-
-
-_ANSI_C = {7: b"\\a", 8: b"\\b", 9: b"\\t", 10: b"\\n", 11: b"\\v", 12: b"\\f", 13: b"\\r", 27: b"\\E"}
-
-
-def _ansi_c(found: re.Match[bytes], keep: bytes) -> bytes:
-    """A byte inside Bash's ``$'...'``."""
-    byte = found[0]
-    if byte in keep:
-        return byte
-    return b"\\" + byte if byte in b"'\\" else _ANSI_C.get(byte[0], b"\\%03o" % byte[0])
