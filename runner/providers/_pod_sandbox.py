@@ -6,6 +6,7 @@ with the API server or the kubelet, the next one takes its place: the guest goes
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
@@ -34,9 +35,11 @@ from runner.sandbox.pod import FILES, FIRST, SANDBOX
 GONE_SECONDS = 60.0  # for a kubelet to end a pod
 START_SECONDS = 300.0  # for a place on a node, and for the image to come there
 CLOSED_SECONDS = 10.0  # for a network that learns of a pod's policy late
+PULL_SECONDS = 30.0  # for an image to come after a first refusal: a node has tried again by then
 _KUBELET = 10250
 _PAUSE, _LONG_PAUSE = 0.1, 1.0
-_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_NOT_PULLED = ("ErrImagePull", "ImagePullBackOff")  # for now: a registry may be away for a while
+_NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 _NEVER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _NO_CONTAINER = "container not found"  # as kubelets say it
 _TRANSIENT = (ExecRefused, UpstreamFailed, trio.BrokenResourceError)
@@ -54,6 +57,7 @@ class PodSandbox:
         self._changed = trio.Event()
         self._is_gone = False
         self.has_started = False
+        self._not_pulled = math.inf  # since when its node has refused the image
         self._ran: set[str] = set()  # containers that have run a program, which nodes tell of a second late
         self._is_ending = False
         self._bridge: BridgeStream | None = None
@@ -125,6 +129,11 @@ class PodSandbox:
         if pod is not None and self._pod and self._pod["metadata"]["uid"] != pod["metadata"]["uid"]:
             pod = None
         self._pod, self._is_gone = pod or self._pod, pod is None
+        is_refused = any(self._waiting_of(one).get("reason") in _NOT_PULLED for one in (FIRST, FILES, SANDBOX))
+        if not is_refused:
+            self._not_pulled = math.inf
+        elif self._not_pulled == math.inf:
+            self._not_pulled = trio.current_time()
         if self._bridge is not None and self.why_lost() is not None:
             self._bridge.cut()
         self._wake()
@@ -140,6 +149,9 @@ class PodSandbox:
             state: Mapping[str, Any] = one.get("state") or {}
             return state
         return {}
+
+    def _waiting_of(self, container: str) -> Mapping[str, Any]:
+        return self._state_of(container).get("waiting") or {}
 
     def image_of(self, container: str) -> str:
         """Return what the node calls the image of a container that it has started."""
@@ -197,13 +209,14 @@ class PodSandbox:
     def _not_started(self) -> ProviderFailed:
         return ProviderFailed(f"the pod of {self.what} has not started in {START_SECONDS:.0f}s: {self.why_waiting()}")
 
-    def _check_start(self, container: str) -> None:
+    def _check_start(self, container: str, pull_seconds: float = 0.0) -> None:
         if lost := self.why_lost():
             raise ProviderFailed(f"the pod of {self.what} does not start: {lost.message}") from lost
         for one in (FIRST, FILES, SANDBOX):
-            waiting = self._state_of(one).get("waiting") or {}
+            waiting = self._waiting_of(one)
             reason, said = str(waiting.get("reason", "")), sanitize(str(waiting.get("message", "")))
-            if reason in _NO_IMAGE:
+            is_late = trio.current_time() >= self._not_pulled + pull_seconds
+            if reason in _NO_IMAGE or (reason in _NOT_PULLED and is_late):
                 raise ImageMissing(f"node {self.node} cannot pull the image of {self.what}: {reason}: {said}")
             if reason in _NEVER:
                 raise ProviderFailed(f"the pod of {self.what} does not start: {reason}: {said}")
@@ -267,7 +280,7 @@ class PodSandbox:
         pause = _PAUSE
         with trio.move_on_after(START_SECONDS):
             while not self.is_running(container):
-                self._check_start(container)
+                self._check_start(container, PULL_SECONDS)
                 if self.has_node:
                     with suppress(*_TRANSIENT):
                         return await self._run_once(container, words, stdin, None)

@@ -7,24 +7,31 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.request import Request, urlopen
 
 import pytest
 import trio
 from msgspec.structs import replace
+from trio.testing import MockClock
 
 from runner.core.errors import ImageMissing, WorkspaceLost
 from runner.core.model import IsolationClass, Limits
+from runner.core.nurseries import unwrapping_groups
 from runner.core.settings import Settings
 from runner.ports.provider import Probe, Provider, SandboxSpec, WorkspaceRequest
+from runner.providers._pod_sandbox import PodSandbox
 from runner.providers.kubernetes import KubernetesProvider
+from runner.sandbox import pod
 from runner.testing.outside import eventually
 from tests.support import cluster, dockerd
 from tests.support.cluster.double import NAMESPACE
 from tests.support.needs import ROOT
 from tests.support.providers import PODS, count_through, make
 from tests.support.situations import REPO, Project, commit, step, write_files
+
+if TYPE_CHECKING:
+    from runner.cluster.objects import ClusterObjects
 
 pytestmark = ROOT.mark
 
@@ -238,6 +245,28 @@ async def test_an_image_is_pinned_by_what_a_node_says_of_it(provider: Kubernetes
     assert await provider.image(dockerd.IMAGE) == dockerd.image_id()
     with pytest.raises(ImageMissing, match=r"registry\.invalid/none"):
         await provider.image("registry.invalid/none:1")
+
+
+async def test_an_image_that_a_node_refuses_may_come_for_half_a_minute(autojump_clock: MockClock) -> None:
+    sandbox = PodSandbox(cast("ClusterObjects", None), "p", "workspace `w-1`")
+    start = trio.current_time()
+
+    async def tell(second: float, reason: str) -> None:
+        await trio.sleep_until(start + second)
+        status = {"name": pod.FIRST, "state": {"waiting": {"reason": reason}}}
+        sandbox.look({"metadata": {"uid": "1"}, "status": {"initContainerStatuses": [status]}})
+
+    async def wait() -> None:
+        with unwrapping_groups():
+            async with trio.open_nursery() as nursery:
+                for second, reason in {0: "ErrImagePull", 20: "PodInitializing", 40: "ErrImagePull"}.items():
+                    nursery.start_soon(tell, second, reason)
+                nursery.start_soon(tell, 50, "ImagePullBackOff")
+                await sandbox.run_first(pod.FIRST, [], tuple)
+
+    with pytest.raises(ImageMissing, match="ImagePullBackOff"):
+        await wait()
+    assert 70 <= trio.current_time() - start < 72
 
 
 @pytest.mark.nightly
