@@ -83,6 +83,7 @@ SETTINGS = {
     "RUNNER_WORKER_IMAGE": "Image of the workers of [runs as Jobs](../howto/runs-as-jobs.md).",
     "RUNNER_WORKER_SECRET": "Secret that has the workers' environment: store, artifacts and keys.",
     "RUNNER_WORKER_PRIORITY_CLASS": "PriorityClass of the same Jobs.",
+    "RUNNER_WORKER_KUBECONFIG": "Secret whose key `config` is the kubeconfig of incidents, for their Jobs.",
     "RUNNER_ANTHROPIC_URL": "Where the gateway reaches models of Anthropic.",
     "RUNNER_OPENAI_URL": "Where the gateway reaches models of OpenAI.",
     "RUNNER_GEMINI_URL": "Where the gateway reaches models of Google.",

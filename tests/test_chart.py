@@ -36,7 +36,7 @@ hosts: [runner.example.org]
 home: {size: 100Gi, storageClass: fast}
 artifacts: s3://runs/shop
 workspaces: {namespace: pods, create: false, runtimeClass: gvisor, storageClass: fast, agentSandbox: true}
-jobs: {enabled: true, secret: workers, image: "registry.example.org/worker:2", priorityClass: low}
+jobs: {enabled: true, secret: workers, image: "registry.example.org/worker:2", priorityClass: low, kubeconfig: clusters}
 manifests: runs
 tls: runner-tls
 args: [--oidc-issuer, "https://login.example.org"]
@@ -179,6 +179,7 @@ def test_jobs_have_the_image_of_the_servers_or_another(everything: str) -> None:
         "RUNNER_WORKER_IMAGE": "registry.example.org/worker:2",
         "RUNNER_WORKER_SECRET": "workers",
         "RUNNER_WORKER_PRIORITY_CLASS": "low",
+        "RUNNER_WORKER_KUBECONFIG": "clusters",
     }
 
 

@@ -18,6 +18,8 @@ SUBMISSION, RUN = "runner.submission", "runner.run"  # labels
 QUEUE = "kueue.x-k8s.io/queue-name"  # the label that Kueue looks for
 PLAN_PLACE, HOME_PLACE = "/run/runner-plan", "/var/lib/runner"
 PLAN_KEY = "plan.json"
+KUBECONFIG_PLACE = "/run/runner-kubeconfig"
+KUBECONFIG = f"{KUBECONFIG_PLACE}/config"  # which is the key of the Secret
 BATCH = "batch/v1"
 MAX_PLAN = (1 << 20) - 1024  # bytes of a ConfigMap, less what its other fields take
 START_SECONDS = 600  # that a node may take for the image and the start, beside the run's own time
@@ -49,6 +51,7 @@ class JobShape(Struct, frozen=True, kw_only=True):
     command: Sequence[str] = ()  # in the place of the run
     queue: str | None = None
     priority_class: str | None = None
+    kubeconfig: str | None = None  # a Secret that the worker needs not find to start
 
 
 def job_name(run: str) -> str:
@@ -117,6 +120,11 @@ def _pod(shape: JobShape) -> dict[str, Any]:
     }
     if shape.priority_class is not None:
         spec["priorityClassName"] = shape.priority_class
+    if shape.kubeconfig is not None:
+        secret = {"secretName": shape.kubeconfig, "defaultMode": 0o440, "optional": True}
+        spec["volumes"].append({"name": "kubeconfig", "secret": secret})
+        mount = {"name": "kubeconfig", "mountPath": KUBECONFIG_PLACE, "readOnly": True}
+        spec["containers"][0]["volumeMounts"].append(mount)
     return spec
 
 

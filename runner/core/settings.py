@@ -175,6 +175,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
     worker_image: str | None  # of Jobs that carry out runs
     worker_secret: str  # the Secret with the environment of these
     worker_priority: str | None  # their PriorityClass
+    worker_kubeconfig: str | None  # the Secret with the kubeconfig of incidents
     pod: tuple[str, str] | None  # name and uid of the Job's pod that this process runs in
     mirror_limit: int  # bytes on disk of all mirrors of servers' repositories together
     dependencies_limit: int  # and of all dependencies that commands have made
@@ -225,6 +226,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             worker_image=read("RUNNER_WORKER_IMAGE", _image, None),
             worker_secret=read("RUNNER_WORKER_SECRET", kubernetes_name, "runner-worker"),
             worker_priority=read("RUNNER_WORKER_PRIORITY_CLASS", kubernetes_name, None),
+            worker_kubeconfig=read("RUNNER_WORKER_KUBECONFIG", kubernetes_name, None),
             pod=_pod(env),
             mirror_limit=read("RUNNER_MIRROR_LIMIT", parse_size, 10 << 30),
             dependencies_limit=read("RUNNER_DEPENDENCIES_LIMIT", parse_size, 10 << 30),
@@ -298,6 +300,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             "RUNNER_WORKER_IMAGE": self.worker_image or "(none)",
             "RUNNER_WORKER_SECRET": self.worker_secret,
             "RUNNER_WORKER_PRIORITY_CLASS": self.worker_priority or "(none)",
+            "RUNNER_WORKER_KUBECONFIG": self.worker_kubeconfig or "(none)",
             "RUNNER_SERVER": without_secrets(self.server or "(none)"),
             **{_url_name(api): without_secrets(url) for api, url in self.model_urls.items()},
         }

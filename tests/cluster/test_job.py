@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from runner.cluster.job import JobShape, JobState, job, judge, plan_map
+from runner.cluster.job import KUBECONFIG, JobShape, JobState, job, judge, plan_map
 
 SHAPE = JobShape(
     run="7k3q9m2x4c6p",
@@ -46,6 +47,18 @@ def test_a_worker_that_is_told_to_end_before_it_heeds_signals_ends() -> None:
 
 def test_the_policy_that_closes_workspaces_leaves_the_worker_its_network() -> None:
     assert "runner.product" not in json.dumps(job(SHAPE))
+
+
+def test_only_a_job_of_a_cluster_has_a_kubeconfig_which_its_worker_alone_may_read() -> None:
+    assert "secretName" not in json.dumps(job(SHAPE))
+
+    spec = job(replace(SHAPE, kubeconfig="clusters"))["spec"]["template"]["spec"]
+    [volume] = [one["secret"] for one in spec["volumes"] if "secret" in one]
+    [mount] = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "kubeconfig"]
+
+    assert (volume["secretName"], volume["defaultMode"]) == ("clusters", 0o440)
+    assert f"{mount['mountPath']}/config" == KUBECONFIG
+    assert mount["readOnly"]
 
 
 def test_a_plan_goes_with_its_job() -> None:

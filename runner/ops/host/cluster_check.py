@@ -30,7 +30,9 @@ _DISK = 1 << 30  # bytes: what any class has a volume of
 _JOB_SECONDS = 300.0  # for a Job to start, and to end
 _PULL_SECONDS = 30.0  # for an image to come after a first refusal: nodes have tried again by then
 # A worker that reaches the store, and whose account may make workspaces; the error is the last that it says.
-_WORKER = ("sh", "-c", "runner runs list --limit 1 && runner cluster check")
+_WORKER = "runner runs list --limit 1 && runner cluster check"
+_NO_KUBECONFIG = "Secret $0 of RUNNER_WORKER_KUBECONFIG has no key config"
+_READS_KUBECONFIG = f'if [ ! -r {job.KUBECONFIG} ]; then echo "{_NO_KUBECONFIG}" >&2; exit 1; fi'
 
 
 class ClusterFinding(Struct, frozen=True):
@@ -145,6 +147,8 @@ async def _tried_jobs(settings: Settings) -> AsyncIterator[tuple[str, str]]:
 async def _try_job(table: JobTable, settings: Settings) -> float:
     """Make a Job, and return how long it took. Raises ``ProviderFailed`` with what kept it from ending well."""
     assert settings.worker_image is not None
+    kubeconfig = settings.worker_kubeconfig
+    words = (_WORKER,) if kubeconfig is None else (f"{_WORKER} && {_READS_KUBECONFIG}", kubeconfig)
     shape = job.JobShape(
         run=f"check-{secrets.token_hex(6)}",
         name=_RUN,
@@ -154,8 +158,9 @@ async def _try_job(table: JobTable, settings: Settings) -> float:
         seconds=_JOB_SECONDS,
         stop_seconds=0,
         environment={"RUNNER_KUBERNETES_NAMESPACE": table.namespace},
-        command=_WORKER,
+        command=("sh", "-c", *words),
         priority_class=settings.worker_priority,
+        kubeconfig=kubeconfig,
     )
     began = trio.current_time()
     try:

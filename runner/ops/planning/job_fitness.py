@@ -25,7 +25,7 @@ def job_faults(planned: PlanResult, settings: Settings) -> list[RunnerError]:
     texts = texts_of(planned.facts, *(run.name for run in planned.plan.runs))
     for run in planned.plan.runs:
         found += _of_places(run)
-        found += _of_files(run, planned, texts)
+        found += _of_files(run, planned, texts, settings)
         found += _of_secrets(run, planned)
     return found
 
@@ -71,7 +71,7 @@ def _of_places(run: RunPlan) -> Iterator[RunnerError]:
         yield UnfitForJob(message, hint="write `repo_source: {type: fixed, url: https://...}`")
 
 
-def _of_files(run: RunPlan, planned: PlanResult, texts: dict[str, str]) -> Iterator[RunnerError]:
+def _of_files(run: RunPlan, planned: PlanResult, texts: dict[str, str], settings: Settings) -> Iterator[RunnerError]:
     """Yield the files and directories of this host that the run needs, but those that its plan brings along."""
     want, facts = planned.wanted[run.name], planned.facts.of(run.name)
     here = "is on this host, and a Job does not see it"
@@ -83,9 +83,10 @@ def _of_files(run: RunPlan, planned: PlanResult, texts: dict[str, str]) -> Itera
             hint = f"make it a text; all of them together may have {MAX_CARRIED >> 10} KiB, which a plan brings along"
             message = f"`{excerpt(left[0])}` of incident `{want.incident}` {here}"
             yield UnfitForJob(message, at=at, hint=hint)
-    if want.cluster is not None:
+    if want.cluster is not None and settings.worker_kubeconfig is None:
         message = f"kubeconfig `{want.cluster.kubeconfig}` of run `{run.name}` {here}"
-        yield UnfitForJob(message, at=_place(run, planned, KEYS), hint="apply it without `--on`")
+        hint = "name a Secret that has it as `config` in RUNNER_WORKER_KUBECONFIG"
+        yield UnfitForJob(message, at=_place(run, planned, KEYS), hint=hint)
     for path in (*want.toolchains, *want.dependencies):
         hint = "have it in the image of the workspace"
         yield UnfitForJob(f"`{path}`, which commands of run `{run.name}` see, {here}", hint=hint)

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from runner.cluster.job import KUBECONFIG
 from runner.compiler import plan_digest, read_runs, run_faults
 from runner.core import codec
 from runner.core.errors import BadPlanFile, Cycle, OpenPlan, Place
@@ -98,9 +99,11 @@ def save(planned: PlanResult, to: Path) -> None:
 def text_of(planned: PlanResult, run: RunPlan) -> str:
     """Return the text of a plan with one run of this plan, which needs no other any more, for another host.
 
-    It brings along the files of the run's incident.
+    It brings along the files of the run's incident; the kubeconfig of its cluster is where workers have theirs.
     """
-    name = run.name
+    name, wanted = run.name, planned.wanted[run.name]
+    if wanted.cluster is not None:
+        wanted = replace(wanted, cluster=replace(wanted.cluster, kubeconfig=KUBECONFIG))
     facts = replace(planned.facts, runs={name: planned.facts.of(name)})
     documents = {key: document.data for key, document in planned.documents.items()}
     digest = plan_digest(facts, documents=decided_by(planned.request, documents), settings=planned.settings)
@@ -108,7 +111,7 @@ def text_of(planned: PlanResult, run: RunPlan) -> str:
         planned,
         plan=replace(planned.plan, digest=digest, runs=(replace(run, needs=()),)),
         facts=facts,
-        wanted={name: planned.wanted[name]},
+        wanted={name: wanted},
         secrets={name: planned.secrets[name]} if name in planned.secrets else {},
     )
     incident = incident_texts(facts.of(name).incident_files or {}, MAX_CARRIED)

@@ -274,6 +274,7 @@ class SubmittedRuns:
             arguments=("--run-key", self._key) if self._key is not None else (),
             queue=plan.queue,
             priority_class=settings.worker_priority,
+            kubeconfig=settings.worker_kubeconfig if self._planned.wanted[plan.name].cluster is not None else None,
         )
 
     async def _tell(self, run: JobRun, state: job.JobState) -> None:

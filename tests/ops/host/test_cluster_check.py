@@ -38,6 +38,15 @@ NOWHERE = b64encode(b"postgres://127.0.0.1:1/x").decode()
 LACKING = [
     pytest.param({}, RIGHTS, "jobs", "are missing in namespace", "create jobs, list events", id="rights"),
     pytest.param(
+        {"RUNNER_WORKER_KUBECONFIG": "gone"},
+        [],
+        "job",
+        "Secret gone of RUNNER_WORKER_KUBECONFIG has no key config",
+        "RUNNER_WORKER",
+        marks=pytest.mark.nightly,
+        id="kubeconfig",
+    ),
+    pytest.param(
         {"RUNNER_ARTIFACTS": ""},
         [],
         "jobs",

@@ -328,6 +328,38 @@ def test_a_worker_that_dies_is_told_of_and_its_run_recovered_from_here(project: 
     api("DELETE", f"{JOBS}/runner-{run}")  # which takes the pods of its workspaces along
 
 
+@pytest.fixture
+def clusters(api: Api) -> Iterator[str]:
+    """A Secret with the kubeconfig of workers."""
+    path, name = f"/api/v1/namespaces/{NAMESPACE}/secrets", "runner-clusters"
+    config = b64encode(cluster.double_kubeconfig().read_bytes()).decode()
+    api("POST", path, {"metadata": {"name": name}, "data": {"config": config}})
+    yield name
+    api("DELETE", f"{path}/{name}")
+
+
+@pytest.mark.nightly
+def test_a_job_reads_a_cluster_by_the_kubeconfig_that_its_worker_has(project: Project, clusters: str) -> None:
+    plays(project, 'cat "$KUBECONFIG"', workspace="repo_source: {type: none}")
+    has_incident(project, KUBECONFIG)
+    shutil.copy(cluster.double_kubeconfig(), project.folder / "kube.yaml")
+    submitted = ["apply", str(project.folder), "--on", "kubernetes"]
+    project.env["RUNNER_WORKER_KUBECONFIG"] = "gone"
+
+    missing = project.runner(*submitted)
+    project.env["RUNNER_WORKER_KUBECONFIG"] = clusters
+    done = project.runner(*submitted)
+    (project.folder / "kube.yaml").write_text(cluster.double_kubeconfig().read_text().replace("agents", "others"))
+    other = project.runner(*submitted)
+
+    assert missing.code != 0
+    assert "`/run/runner-kubeconfig/config` is not there" in missing.err
+    assert done.code == 0, done.out + done.err
+    assert "double" in done.out.partition("current-context")[2].splitlines()[0]
+    assert other.code != 0
+    assert "namespace" in other.err
+
+
 @pytest.mark.nightly
 def test_an_incident_goes_to_its_job_and_what_was_found_comes_back(project: Project) -> None:
     work = 'cat /incident/pods/web.log; echo "because" > "$RUNNER_OUTPUT/report.md"; cat /workspace/incident.json'

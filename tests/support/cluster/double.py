@@ -431,7 +431,7 @@ def _unfit(spec: dict[str, Any]) -> str | None:
     if pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         return "seccompProfile"
     kinds = {key for volume in spec.get("volumes", ()) for key in volume if key != "name"}
-    return None if kinds <= {"configMap", "emptyDir", "ephemeral"} else f"volumes {kinds}"
+    return None if kinds <= {"configMap", "emptyDir", "ephemeral", "secret"} else f"volumes {kinds}"
 
 
 class _Kubelet:

@@ -97,7 +97,11 @@ class _Worker:
         log = self._folder / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [*self._held(), *(self._placed(spec, container, word) for word in container["command"])],
+                [
+                    *self._held(),
+                    *self._mounted(container),
+                    *(self._placed(spec, container, word) for word in container["command"]),
+                ],
                 cwd=self._placed(spec, container, container["workingDir"]),
                 env={name: self._placed(spec, container, value) for name, value in variables.items()},
                 stdin=subprocess.DEVNULL,
@@ -135,6 +139,16 @@ class _Worker:
         threading.Thread(target=release, daemon=True).start()
         return ["sh", "-c", 'while [ -e "$0" ]; do sleep 0.05; done; exec "$@"', str(hold)]
 
+    def _mounted(self, container: dict[str, Any]) -> list[str]:
+        """What a command runs behind to see its kubeconfig where its plan says: that place is in no word of it."""
+        for mount in container["volumeMounts"]:
+            if mount["name"] == "kubeconfig":
+                place = mount["mountPath"]
+                Path(place).mkdir(exist_ok=True)
+                script = 'mount --bind "$0" "$1" && shift && exec "$@"'
+                return ["unshare", "--mount", "sh", "-c", script, str(self._folder / mount["name"]), place]
+        return []
+
     def _wait_in(self, reason: str, message: str) -> None:
         [container] = self._double.objects["pods", self._name]["spec"]["containers"]
         waiting = {"waiting": {"reason": reason, "message": message}}
@@ -168,6 +182,11 @@ class _Worker:
         for volume in spec["volumes"]:
             place = self._folder / volume["name"]
             place.mkdir()
+            if "secret" in volume:
+                secret = self._double.objects.get(("secrets", volume["secret"]["secretName"]), {})
+                for name, value in secret.get("data", {}).items():
+                    (place / name).write_bytes(base64.b64decode(value))
+                    (place / name).chmod(volume["secret"]["defaultMode"])
             if "configMap" not in volume:
                 continue
             key, deadline = ("configmaps", volume["configMap"]["name"]), time.monotonic() + _PATIENCE
