@@ -177,10 +177,10 @@ class KubernetesProvider:
     async def create(self, request: WorkspaceRequest) -> Handle:
         if request.image is None:
             raise ProviderFailed(f"`{self.name}` needs an image", hint="name one as `workspace.base_image`")
-        if request.tree is not None or request.shared:
-            raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_ALONE}", hint="use provider `local`")
         if request.limits.disk_bytes is not None and self._storage_class is None:
             raise ProviderFailed(f"`{self.name}` cannot limit the disk of workspace `{request.id}`: {_WATCHED}")
+        if request.tree is not None or request.shared:
+            raise ProviderFailed(f"workspace `{request.id}` cannot be made: {_ALONE}", hint="use provider `local`")
         async with self._objects() as objects:
             await self._prepare(objects)
         note = note_of(request, self._storage_class, self._settings.kubernetes_sandboxes)

@@ -15,7 +15,7 @@ from tests.support import cluster, dockerd, server_image
 from tests.support.artifact_stores import KEYS, bucket, moto, s3_url
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
 from tests.support.needs import POSTGRES
-from tests.support.situations import Project, until
+from tests.support.situations import Project, until, write_files
 
 pytestmark = [CLUSTER.mark, POSTGRES.mark, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -84,6 +84,37 @@ def test_a_run_is_a_job_there_and_is_watched_and_delivered_from_here(project: Pr
     assert done.code == 0, done.out + done.err
     assert "   | the agent works in a pod" in done.out
     assert "+work" in project.runner("runs", "patch", newest(project)["id"]).out
+
+
+READS = """
+import json, os, urllib.error, urllib.request
+server = json.load(open(os.environ["KUBECONFIG"]))["clusters"][0]["cluster"]["server"]
+listed = urllib.request.urlopen(f"{server}/api/v1/namespaces/agents/pods")
+print("pods", len(json.load(listed)["items"]))
+try:
+    urllib.request.urlopen(f"{server}/api/v1/namespaces/agents/secrets")
+except urllib.error.HTTPError as error:
+    print("secrets", error.code)
+"""
+
+
+def test_a_job_there_reads_the_cluster_by_the_kubeconfig_of_workers(
+    project: Project, real: Cluster, tmp_path: Path
+) -> None:
+    plays(project, f"python3 -c '{READS}'", run="incident: {directory: incident, kubeconfig: kube.yaml, access: read}")
+    write_files(project.folder, {"incident/incident.json": "{}"})
+    reachable, secret = project.folder / "kube.yaml", ("secret", "runner-clusters", "-n", NAMESPACE)
+    reachable.touch(mode=0o600)
+    reachable.write_text(real.kubeconfig.read_text().replace("127.0.0.1", real.address))
+    real.kubectl("create", "secret", "generic", *secret[1:], f"--from-file=config={reachable}")
+    project.env["RUNNER_WORKER_KUBECONFIG"] = "runner-clusters"
+
+    done = project.runner("apply", str(project.folder), "--on", "kubernetes")
+
+    assert done.code == 0, done.out + done.err
+    assert "| pods 2" in done.out, done.out
+    assert "| secrets 403" in done.out
+    real.kubectl("delete", *secret)
 
 
 def test_a_job_there_is_cancelled_from_here_and_leaves_nothing(project: Project) -> None:
