@@ -127,7 +127,7 @@ def test_provider(provider): pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "ci"), [("0", ""), ("2", "1")])
+@pytest.mark.parametrize(("workers", "ci"), [("0", ""), pytest.param("2", "1", marks=pytest.mark.nightly)])
 def test_a_session_says_what_it_did_not_show(tmp_path: Path, workers: str, ci: str) -> None:
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text(

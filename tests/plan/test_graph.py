@@ -96,7 +96,9 @@ def mesh(layers: int, width: int) -> dict[str, list[str]]:
     ("make", "length"),
     [
         pytest.param(lambda: {str(n): [str(n - 1)] if n else [] for n in range(100_000)}, 100_000, id="chain"),
-        pytest.param(lambda: {"r": []} | {str(n): ["r"] for n in range(99_999)}, 2, id="fan"),
+        pytest.param(
+            lambda: {"r": []} | {str(n): ["r"] for n in range(99_999)}, 2, id="fan", marks=pytest.mark.nightly
+        ),
         pytest.param(lambda: mesh(1_000, 100), 1_000, id="mesh"),
     ],
 )

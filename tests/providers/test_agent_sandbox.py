@@ -71,6 +71,7 @@ def test_a_whole_run_works_in_sandboxes_as_in_pods(project: Project, api: Api) -
     assert step(record, "verify")["status"] == "succeeded"
 
 
+@pytest.mark.nightly
 async def test_the_work_of_a_killed_runner_is_fetched_and_no_sandbox_is_left(
     provider: KubernetesProvider, api: Api, tmp_path: Path
 ) -> None:

@@ -283,6 +283,7 @@ def test_without_isolation_the_project_is_seen_whole_and_nothing_in_it_is_protec
     assert "+mine" in (project.directory(record) / "work.patch").read_text()
 
 
+@pytest.mark.nightly
 async def test_what_changed_on_both_sides_of_a_shared_project_stays_and_the_rest_is_exchanged(tmp_path: Path) -> None:
     """Also what commands have closed to their own guest, and what came while the runner was killed."""
     provider = make(VOLUMES, tmp_path, GRACE)
@@ -522,6 +523,7 @@ def test_what_was_fetched_outlives_a_volume_that_somebody_removed(
     assert project.runner("workspace", "destroy", "--discard", name).code == 0
 
 
+@pytest.mark.nightly
 async def test_a_volume_that_was_removed_before_it_was_fetched_is_missed_once(tmp_path: Path) -> None:
     provider = make(VOLUMES, tmp_path, GRACE)
     handle = await provider.create(WorkspaceRequest(id="missed", run="run-1", nonce="nonce"))

@@ -151,6 +151,7 @@ async def test_the_work_of_a_killed_runner_is_fetched_and_nothing_is_left(
     await provider.destroy(handle)
 
 
+@pytest.mark.nightly
 async def test_a_workspace_of_a_killed_runner_can_be_destroyed_without_its_work(
     provider: Provider, api: Api, tmp_path: Path
 ) -> None:

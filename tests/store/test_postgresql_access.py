@@ -67,6 +67,7 @@ async def write(url: str) -> None:
             await store.append("a", [STARTED])
 
 
+@pytest.mark.nightly
 @SHARED
 async def test_a_server_is_known_by_its_certificate_and_its_name(
     secured: postgres.Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -194,6 +194,7 @@ def step_of(project: Project, name: str) -> str:
         pytest.param(
             {"RUNNER_WORKER_SECRET": "gone"},
             ['CreateContainerConfigError: secret "gone" not found', "RUNNER_WORKER_SECRET"],
+            marks=pytest.mark.nightly,
             id="secret",
         ),
     ],

@@ -170,6 +170,7 @@ def test_who_attaches_elsewhere_sees_why_a_step_failed(on_s3: tuple[Project, Pro
     assert "error[" not in attached.err
 
 
+@pytest.mark.nightly
 @SHARED
 def test_a_run_that_failed_is_continued_on_another_host(on_s3: tuple[Project, Project], repository: Path) -> None:
     here, there = on_s3
@@ -214,6 +215,7 @@ def test_no_run_is_lost_when_the_store_of_artifacts_is_away(on_s3: tuple[Project
     assert there.json("runs", "show", run)["artifacts"]["files"] > 5
 
 
+@pytest.mark.nightly
 def test_what_an_apply_left_is_sent_by_the_next(on_s3: tuple[Project, Project], repository: Path) -> None:
     here, there = on_s3
     share = here.env.pop("RUNNER_ARTIFACTS")
@@ -263,6 +265,7 @@ def test_a_copy_that_was_changed_is_refused_by_the_journal(on_s3: tuple[Project,
     assert (refused.code, "the journal vouches for" in refused.err) == (7, True)
 
 
+@pytest.mark.nightly
 def test_old_copies_are_collected_by_any_host(on_s3: tuple[Project, Project], repository: Path) -> None:
     here, there = on_s3
     run = started(here, WORK)
