@@ -18,8 +18,8 @@ SUBMISSION, RUN = "runner.submission", "runner.run"  # labels
 QUEUE = "kueue.x-k8s.io/queue-name"  # the label that Kueue looks for
 PLAN_PLACE, HOME_PLACE = "/run/runner-plan", "/var/lib/runner"
 PLAN_KEY = "plan.json"
-KUBECONFIG_PLACE = "/run/runner-kubeconfig"
-KUBECONFIG = f"{KUBECONFIG_PLACE}/config"  # which is the key of the Secret
+KUBECONFIG_KEY = "config"
+KUBECONFIG = f"/run/runner-kubeconfig/{KUBECONFIG_KEY}"
 BATCH = "batch/v1"
 MAX_PLAN = (1 << 20) - 1024  # bytes of a ConfigMap, less what its other fields take
 START_SECONDS = 600  # that a node may take for the image and the start, beside the run's own time
@@ -123,7 +123,8 @@ def _pod(shape: JobShape) -> dict[str, Any]:
     if shape.kubeconfig is not None:
         secret = {"secretName": shape.kubeconfig, "defaultMode": 0o440, "optional": True}
         spec["volumes"].append({"name": "kubeconfig", "secret": secret})
-        mount = {"name": "kubeconfig", "mountPath": KUBECONFIG_PLACE, "readOnly": True}
+        # The file itself: what is mounted whole consists of links, which no kubeconfig may be.
+        mount = {"name": "kubeconfig", "mountPath": KUBECONFIG, "subPath": KUBECONFIG_KEY, "readOnly": True}
         spec["containers"][0]["volumeMounts"].append(mount)
     return spec
 

@@ -57,7 +57,7 @@ def test_only_a_job_of_a_cluster_has_a_kubeconfig_which_its_worker_alone_may_rea
     [mount] = [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "kubeconfig"]
 
     assert (volume["secretName"], volume["defaultMode"]) == ("clusters", 0o440)
-    assert f"{mount['mountPath']}/config" == KUBECONFIG
+    assert mount["mountPath"] == KUBECONFIG
     assert mount["readOnly"]
 
 

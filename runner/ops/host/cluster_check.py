@@ -32,7 +32,7 @@ _PULL_SECONDS = 30.0  # for an image to come after a first refusal: nodes have t
 # A worker that reaches the store, and whose account may make workspaces; the error is the last that it says.
 _WORKER = "runner runs list --limit 1 && runner cluster check"
 _NO_KUBECONFIG = "Secret $0 of RUNNER_WORKER_KUBECONFIG has no key config"
-_READS_KUBECONFIG = f'if [ ! -r {job.KUBECONFIG} ]; then echo "{_NO_KUBECONFIG}" >&2; exit 1; fi'
+_READS_KUBECONFIG = f'if [ ! -f {job.KUBECONFIG} ]; then echo "{_NO_KUBECONFIG}" >&2; exit 1; fi'
 
 
 class ClusterFinding(Struct, frozen=True):

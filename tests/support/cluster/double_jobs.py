@@ -66,6 +66,15 @@ def _tell(double: Double, name: str, message: str) -> None:
     double.put("events", event)
 
 
+_MOUNT = """
+mount -t tmpfs none "$1"
+if [ -d "$0" ]; then mkdir "$2"; else touch "$2"; fi
+mount --bind "$0" "$2"
+shift 2
+exec "$@"
+"""
+
+
 class _Worker:
     """The pod of a Job."""
 
@@ -143,10 +152,11 @@ class _Worker:
         """What a command runs behind to see its kubeconfig where its plan says: that place is in no word of it."""
         for mount in container["volumeMounts"]:
             if mount["name"] == "kubeconfig":
-                place = mount["mountPath"]
-                Path(place).mkdir(exist_ok=True)
-                script = 'mount --bind "$0" "$1" && shift && exec "$@"'
-                return ["unshare", "--mount", "sh", "-c", script, str(self._folder / mount["name"]), place]
+                source, parent = self._folder / mount["name"] / mount["subPath"], Path(mount["mountPath"]).parent
+                if not source.exists():
+                    source.mkdir()  # as a kubelet does
+                parent.mkdir(exist_ok=True)
+                return ["unshare", "--mount", "sh", "-c", _MOUNT, str(source), str(parent), mount["mountPath"]]
         return []
 
     def _wait_in(self, reason: str, message: str) -> None:
