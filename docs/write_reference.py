@@ -79,6 +79,7 @@ SETTINGS = {
     "RUNNER_KUBERNETES_CONTEXT": "Context of the kubeconfig for the same; its current one by default.",
     "RUNNER_KUBERNETES_RUNTIME_CLASS": "RuntimeClass of the pods for the same, such as one of gVisor or Kata.",
     "RUNNER_KUBERNETES_STORAGE_CLASS": "StorageClass of a volume for each of them, of the size of its disk limit.",
+    "RUNNER_KUBERNETES_CACHE_CLAIM": "PersistentVolumeClaim from which Pods take toolchains that were sent before.",
     "RUNNER_KUBERNETES_SANDBOXES": "What workspaces there are: plain `pods`, or Sandboxes of `agent-sandbox`.",
     "RUNNER_WORKER_IMAGE": "Image of the workers of [runs as Jobs](../howto/runs-as-jobs.md).",
     "RUNNER_WORKER_SECRET": "Secret that has the workers' environment: store, artifacts and keys.",

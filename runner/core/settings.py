@@ -171,6 +171,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
     kubernetes_namespace: str | None  # that workspaces are made in; none without it
     kubernetes_runtime_class: str | None
     kubernetes_storage_class: str | None  # of the volumes that limit a workspace's disk
+    kubernetes_cache: str | None  # the claim that keeps toolchains
     kubernetes_sandboxes: str  # `pods`, or `agent-sandbox`
     worker_image: str | None  # of Jobs that carry out runs
     worker_secret: str  # the Secret with the environment of these
@@ -222,6 +223,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             kubernetes_namespace=read("RUNNER_KUBERNETES_NAMESPACE", kubernetes_name, None),
             kubernetes_runtime_class=read("RUNNER_KUBERNETES_RUNTIME_CLASS", kubernetes_name, None),
             kubernetes_storage_class=read("RUNNER_KUBERNETES_STORAGE_CLASS", kubernetes_name, None),
+            kubernetes_cache=read("RUNNER_KUBERNETES_CACHE_CLAIM", kubernetes_name, None),
             kubernetes_sandboxes=read("RUNNER_KUBERNETES_SANDBOXES", _choice("pods", "agent-sandbox"), "pods"),
             worker_image=read("RUNNER_WORKER_IMAGE", _image, None),
             worker_secret=read("RUNNER_WORKER_SECRET", kubernetes_name, "runner-worker"),
@@ -296,6 +298,7 @@ class Settings(Confidential, frozen=True, kw_only=True):
             "RUNNER_KUBERNETES_NAMESPACE": self.kubernetes_namespace or "(none)",
             "RUNNER_KUBERNETES_RUNTIME_CLASS": self.kubernetes_runtime_class or "(none)",
             "RUNNER_KUBERNETES_STORAGE_CLASS": self.kubernetes_storage_class or "(none)",
+            "RUNNER_KUBERNETES_CACHE_CLAIM": self.kubernetes_cache or "(none)",
             "RUNNER_KUBERNETES_SANDBOXES": self.kubernetes_sandboxes,
             "RUNNER_WORKER_IMAGE": self.worker_image or "(none)",
             "RUNNER_WORKER_SECRET": self.worker_secret,

@@ -15,6 +15,8 @@
 
 #include "files.h"
 
+#include "sha256.h"
+
 #include "pod.h"
 
 enum { HELLO = 1, EXECUTE, DATA, END, ACK, SIGNAL, STATE, FORGET, LISTEN, OPEN, RESET, PING, PONG, READY, TYPES };

@@ -2,12 +2,14 @@
  *
  * `guest wait` is the first process of a container that only carries files: it ends with SIGTERM. What else runs there
  * is started by the API server: `guest unpack ROOT [then]` makes files of what `guest pack` or the host writes, up to a
- * record without a name, and with `then` ends the container; `guest open ROOT...` lets its user read everything below;
+ * record without a name, and with `then` ends the container; `guest cached DIR DIGEST ROOT` does so with the file of DIR
+ * that has this SHA-256 as its name, and ends with 7 when there is none; `guest keep DIR DIGEST ROOT` unpacks its input
+ * and makes that file of it, and ends with 8 when it cannot; `guest open ROOT...` lets its user read everything below;
  * `guest bridge PATH` gives the guest that dials PATH its standard input and output as the channel, in place of an
  * earlier bridge; `guest end PATH` ends that guest and everything else here; `guest reach ADDRESS...` says with 1 that
  * something answers, at an address in hexadecimal digits or where the cluster's API is for pods.
  */
-enum { BRIDGED = 1 << 18, PATIENCE = 30000, REACHED_MS = 1000, CALLS = 3, TARGETS = 16 };
+enum { BRIDGED = 1 << 18, PATIENCE = 30000, REACHED_MS = 1000, CALLS = 3, TARGETS = 16, LEFT_SECONDS = 600 };
 
 static int wait_for_end(void)
 {
@@ -32,6 +34,51 @@ static void ignore_hangup(void)
 
 /* --- unpack --- */
 
+/* The cache that is used: `file` of it is written with what is read, or `digest` is what is read. */
+static struct {
+    int directory, file;
+    const char *digest;
+    bool emptied;
+    struct sha256 read;
+} cache = {.directory = -1, .file = -1};
+
+/* Make room by removing everything: what others read just now stays for them. */
+static void empty_cache(void)
+{
+    static char entries[1 << 14];
+    SYS(lseek, cache.directory, 0, 0);
+    for (long size; (size = SYS(getdents64, cache.directory, entries, sizeof entries)) > 0;)
+        for (long at = 0; at < size;) {
+            const struct entry *found = (const struct entry *)(entries + at);
+            if (length_of(found->name) == DIGEST_LETTERS)
+                SYS(unlinkat, cache.directory, found->name, 0);
+            at += found->length;
+        }
+    cache.emptied = true;
+}
+
+static void write_cache(const u8 *at, size_t size)
+{
+    while (size) {
+        long n = SYS(write, cache.file, at, size);
+        if ((n == -ENOSPC || n == -EDQUOT) && !cache.emptied)
+            empty_cache();
+        else if (n <= 0 && n != -EINTR) {
+            SYS(close, cache.file);
+            cache.file = -1;
+            return;
+        }
+        at += n > 0 ? n : 0;
+        size -= n > 0 ? (size_t)n : 0;
+    }
+}
+
+static int refuse_cached(void)
+{
+    SYS(unlinkat, cache.directory, cache.digest, 0);
+    return 9;
+}
+
 static void get_all(void *to, size_t size)
 {
     u8 *at = to;
@@ -40,7 +87,11 @@ static void get_all(void *to, size_t size)
         if (n == -EINTR)
             continue;
         if (n <= 0)
-            quit(4); /* the host has gone */
+            quit(cache.digest ? refuse_cached() : 4); /* else the host has gone */
+        if (cache.directory >= 0)
+            add_sha256(&cache.read, at, (size_t)n);
+        if (cache.file >= 0)
+            write_cache(at, (size_t)n);
         at += n;
         size -= (size_t)n;
     }
@@ -143,6 +194,61 @@ static int unpack_files(const char *root, bool then)
     if (then)
         SYS(kill, 1, SIGTERM);
     return 0;
+}
+
+/* --- the cache --- */
+
+static bool has_read(const char *digest)
+{
+    char found[DIGEST_LETTERS];
+    end_sha256(&cache.read, found);
+    return same(found, digest, DIGEST_LETTERS);
+}
+
+/* Whoever else can write there may have changed the file, which is not taken then. */
+static int unpack_cached(const char *digest, const char *root)
+{
+    int file = (int)SYS(openat, cache.directory, digest, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0 || SYS(dup3, file, 0, 0) < 0)
+        return 7;
+    cache.digest = digest;
+    return unpack_files(root, false) || !has_read(digest) ? refuse_cached() : 0;
+}
+
+/* Somebody else may write the same just now; who was killed while doing so has left it. */
+static int open_part(const char *part)
+{
+    struct statx found;
+    struct { long seconds, nanoseconds; } now;
+    SYS(clock_gettime, 0, &now);
+    if (SYS(statx, cache.directory, part, AT_SYMLINK_NOFOLLOW, STATX_BASIC_STATS, &found) == 0 &&
+        found.stx_mtime.tv_sec < now.seconds - LEFT_SECONDS)
+        SYS(unlinkat, cache.directory, part, 0);
+    return (int)SYS(openat, cache.directory, part, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+}
+
+static int keep(const char *digest, const char *root)
+{
+    char part[DIGEST_LETTERS + sizeof ".part"];
+    memcpy(part, digest, DIGEST_LETTERS);
+    memcpy(part + DIGEST_LETTERS, ".part", sizeof ".part");
+    int begun = cache.file = open_part(part), code = unpack_files(root, false);
+    if (begun == -EEXIST)
+        return code;
+    bool kept = code == 0 && cache.file >= 0 && has_read(digest) && SYS(fsync, cache.file) == 0 &&
+                SYS(renameat2, cache.directory, part, cache.directory, digest, 0) == 0;
+    if (begun >= 0 && !kept)
+        SYS(unlinkat, cache.directory, part, 0);
+    return code ? code : kept ? 0 : 8;
+}
+
+static int use_cache(bool keeps, const char *place, const char *digest, const char *root)
+{
+    if (length_of(digest) != DIGEST_LETTERS)
+        return 6;
+    begin_sha256(&cache.read);
+    cache.directory = (int)SYS(openat, AT_FDCWD, place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return keeps ? keep(digest, root) : unpack_cached(digest, root);
 }
 
 /* --- open --- */
@@ -371,6 +477,8 @@ static int serve_pod(int argc, char **argv, char **env)
         return wait_for_end();
     if (length == 7 && same(word, "unpack", 7) && argc > 2)
         return unpack_files(argv[2], argc > 3);
+    if (((length == 5 && same(word, "keep", 5)) || (length == 7 && same(word, "cached", 7))) && argc == 5)
+        return use_cache(length == 5, argv[2], argv[3], argv[4]);
     if (length == 5 && same(word, "room", 5) && argc == 3)
         return tell_room(argv[2]);
     if (length == 5 && same(word, "open", 5))

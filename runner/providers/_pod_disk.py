@@ -1,19 +1,21 @@
-"""The disk limit of a workspace in pods. The volume of its pod has it; the directories here never have one."""
+"""The files of a workspace in pods: its directories, and its disk limit, which those here never have."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from runner.core.errors import WorkspaceLost
 from runner.core.model import Handle
-from runner.ports.provider import WorkspaceRequest
+from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.sandbox.docker_facts import image_file, read_image
-from runner.sandbox.mirrored import MOST
+from runner.sandbox.mirrored import MOST, Volume, volumes_of
 
 
 def storage_class_of(handle: Handle) -> str | None:
@@ -54,3 +56,18 @@ def with_disk(handle: Handle) -> Handle:
     with suppress(WorkspaceLost, ValueError):
         return replace(handle, limits=replace(handle.limits, disk_bytes=read_image(handle).get("disk")))
     return handle
+
+
+def pod_volumes(handle: Handle, spec: SandboxSpec) -> list[Volume]:
+    """List the volumes of a sandbox as ``volumes_of`` does; toolchains have the same name in each pod. Blocking."""
+    return [
+        dataclasses.replace(volume, name=f"toolchain-{sha256(volume.target.encode()).hexdigest()[:12]}")
+        if is_toolchain(volume)
+        else volume
+        for volume in volumes_of(handle, spec)
+    ]
+
+
+def is_toolchain(volume: Volume) -> bool:
+    """Tell whether a volume is sent once, and never changes."""
+    return not (volume.kept or volume.passing or volume.shared)

@@ -15,7 +15,8 @@ from runner.core.errors import ProviderFailed, VolumeFailed, WorkspaceLost
 from runner.core.model import Handle, IsolationClass
 from runner.core.nurseries import unwrapping_groups
 from runner.ports.provider import SandboxSpec
-from runner.providers._pod_disk import fetched_at_most
+from runner.providers._pod_cache import NOT_KEPT, take_or_send
+from runner.providers._pod_disk import fetched_at_most, is_toolchain
 from runner.providers._pod_files import PodFiles
 from runner.providers._pod_sandbox import PodSandbox
 from runner.sandbox import pod
@@ -83,19 +84,36 @@ class PodOpening:
         return await files.measure([volume.target for volume in self.volumes if volume.writable])
 
 
-async def send_all(sandbox: PodSandbox, uid: int, private: Path, volumes: Sequence[Volume]) -> None:
-    """Send everything to a new pod, which then starts the container that shows it."""
+async def send_all(
+    sandbox: PodSandbox, uid: int, private: Path, volumes: Sequence[Volume], *, cache: str | None
+) -> tuple[str, ...]:
+    """Send everything to a new pod, which then starts the container that shows it; return what is to be noted.
+
+    Toolchains come from the ``cache``, a claim, if there is one.
+    """
     system = [
         Source(f"{pod.SYSTEM}/{name}", private, 0, content=content) for name, content in pod.system_files(uid).items()
     ]
-    sources = [*system, *(Source(volume.name, volume.source, 0) for volume in volumes)]
+    notes = []
+    cached = [volume for volume in volumes if cache is not None and is_toolchain(volume)]
+    for volume in cached:
+        code = await take_or_send(sandbox, volume)
+        if code == NOT_KEPT:
+            notes.append(f"claim `{cache}` could not keep toolchain `{volume.target}`")
+        else:
+            _check_unpacked(sandbox, code)
+    sources = [*system, *(Source(volume.name, volume.source, 0) for volume in volumes if volume not in cached)]
     await unpack(sandbox, partial(sandbox.run_first, pod.FIRST), sources, "then")
+    return tuple(notes)
 
 
 async def unpack(
     sandbox: PodSandbox, run: Callable[..., Awaitable[int]], sources: Sequence[Source], *then: str
 ) -> None:
-    code = await run(["unpack", pod.FILES_PLACE, *then], partial(pack_trees, sources))
+    _check_unpacked(sandbox, await run(["unpack", pod.FILES_PLACE, *then], partial(pack_trees, sources)))
+
+
+def _check_unpacked(sandbox: PodSandbox, code: int) -> None:
     if code != 0:
         if code == 5 and sandbox.has_volume:
             message = f"the files of {sandbox.what} do not fit into its volume"

@@ -23,6 +23,7 @@ from runner.core.errors import (
     OutOfMemory,
     PlatformError,
     ProviderFailed,
+    VolumeFailed,
     WorkspaceLost,
 )
 from runner.core.nurseries import open_services, unwrapping_groups
@@ -220,8 +221,17 @@ class PodSandbox:
                 raise ImageMissing(f"node {self.node} cannot pull the image of {self.what}: {reason}: {said}")
             if reason in _NEVER:
                 raise ProviderFailed(f"the pod of {self.what} does not start: {reason}: {said}")
+        why = self.why_waiting()
+        if any(f'persistentvolumeclaim "{name}" not found' in why for name in self._claims):
+            hint = "make the claim that RUNNER_KUBERNETES_CACHE_CLAIM names"
+            raise VolumeFailed(f"the pod of {self.what} does not start: {why}", hint=hint)
         if self.has_ended(container):
             raise ProviderFailed(f"the pod of {self.what} does not start: container `{container}` has ended")
+
+    @property
+    def _claims(self) -> list[str]:
+        volumes = (self._pod.get("spec") or {}).get("volumes") or ()
+        return [one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one]
 
     def why_waiting(self) -> str:
         conditions = self._status.get("conditions") or ()

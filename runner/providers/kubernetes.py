@@ -35,7 +35,15 @@ from runner.ports.provider import (
     Workspace,
     WorkspaceRequest,
 )
-from runner.providers._pod_disk import as_here, fetched_at_most, note_of, request_here, storage_class_of, with_disk
+from runner.providers._pod_disk import (
+    as_here,
+    fetched_at_most,
+    note_of,
+    pod_volumes,
+    request_here,
+    storage_class_of,
+    with_disk,
+)
 from runner.safefs import trees
 from runner.safefs.safe_open import open_directory
 from runner.sandbox import pod
@@ -44,7 +52,7 @@ from runner.sandbox.directories import WorkspaceDirectories
 from runner.sandbox.docker_facts import read_image
 from runner.sandbox.guest_files import GuestFiles
 from runner.sandbox.guest_workspace import GuestWorkspace, SandboxContext, open_dialling_guest
-from runner.sandbox.mirrored import MOST, Inputs, Mirror, Volume, prepare_scratch, stamps_of, volumes_of
+from runner.sandbox.mirrored import MOST, Inputs, Mirror, Volume, prepare_scratch, stamps_of
 from runner.sandbox.protected_paths import Guard, open_guards, remove_placeholders
 from runner.sandbox.sandbox_layout import ENV, PATHS
 from runner.sandbox.warm_containers import slot_mounts
@@ -138,6 +146,10 @@ class KubernetesProvider:
     def _storage_class(self) -> str | None:
         return self._settings.kubernetes_storage_class
 
+    @property
+    def _cache(self) -> str | None:
+        return self._settings.kubernetes_cache
+
     @asynccontextmanager
     async def _objects(self) -> AsyncIterator[ClusterObjects]:
         """Connect to the cluster. Raises ``ProviderFailed``, and the errors of the kubeconfig."""
@@ -217,7 +229,7 @@ class KubernetesProvider:
         seen = scratch if spec.tree or not spec.tree_writable else handle.tree
         try:
             await trio.to_thread.run_sync(prepare_scratch, handle, spec, scratch)
-            volumes = await trio.to_thread.run_sync(volumes_of, handle, spec)
+            volumes = await trio.to_thread.run_sync(pod_volumes, handle, spec)
         except FileNotFoundError as error:
             raise WorkspaceLost(f"{_what(handle)} is gone: `{error.filename}`") from error
         try:
@@ -267,9 +279,9 @@ class KubernetesProvider:
         async with sandbox.watched(), deleted(sandbox):
             await sandbox.make(body)
             async with watching_volume(opening.objects, sandbox, handle):
-                await send_all(sandbox, uid_of(handle), handle.private, opening.volumes)
+                notes = await send_all(sandbox, uid_of(handle), handle.private, opening.volumes, cache=self._cache)
             await prove(sandbox)
-            async with self._started(opening, sandbox) as workspace:
+            async with self._started(replace(opening, notes=(*opening.notes, *notes)), sandbox) as workspace:
                 yield workspace
 
     @asynccontextmanager
@@ -355,6 +367,7 @@ class KubernetesProvider:
             machine=platform.machine(),
             runtime_class=self._settings.kubernetes_runtime_class,
             storage_class=storage_class_of(handle),
+            cache=self._cache,
             owner=self._settings.pod,
         )
         body = pod.pod(name, shape, volumes, guards, most=handle.limits.disk_bytes or MOST)
@@ -377,7 +390,7 @@ class KubernetesProvider:
             mount.source.mkdir(mode=0o700, exist_ok=True)
         spec = SandboxSpec(mounts=mounts, toolchains=tuple(toolchains))
         await trio.to_thread.run_sync(prepare_scratch, handle, spec, scratch)
-        tree, *others = await trio.to_thread.run_sync(volumes_of, handle, spec)
+        tree, *others = await trio.to_thread.run_sync(pod_volumes, handle, spec)
         volumes = [replace(tree, source=scratch), *others]
         async with self._objects() as objects:
             await self._prepare(objects)
@@ -388,7 +401,7 @@ class KubernetesProvider:
                 async def start() -> None:
                     await sandbox.make(body)
                     async with watching_volume(objects, sandbox, handle):
-                        await send_all(sandbox, uid_of(handle), handle.private, volumes)
+                        await send_all(sandbox, uid_of(handle), handle.private, volumes, cache=self._cache)
                     await prove(sandbox)
 
                 async with open_warm_pod(sandbox, start, volumes, pinned=pinned, toolchains=toolchains) as slot:
@@ -418,7 +431,7 @@ class KubernetesProvider:
         from runner.providers._pod_files import PodFiles
         from runner.providers._pod_sandbox import PodSandbox
 
-        volumes = await trio.to_thread.run_sync(volumes_of, handle, SandboxSpec())
+        volumes = await trio.to_thread.run_sync(pod_volumes, handle, SandboxSpec())
         kept = [volume for volume in volumes if volume.name in mirror.ahead]
         async with self._objects() as objects:
             pods = await self._pods(objects, handle)

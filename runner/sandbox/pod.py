@@ -24,6 +24,8 @@ from runner.sandbox.sandbox_layout import ENV, PATHS, group, passwd
 
 FIRST, FILES, SANDBOX = "first", "files", "sandbox"  # containers
 FILES_PLACE = "/runner"  # in the container of that name
+CACHE_PLACE = "/runner-cache"  # in the first container
+CACHE_GROUP = 65533  # of all pods that have a cache
 SYSTEM = "system"  # directory of the pod's own files among the workspace's
 POLICY = "runner-no-network"
 PRODUCT = {"runner.product": "runner"}
@@ -48,6 +50,7 @@ class PodShape:
     machine: str
     runtime_class: str | None = None
     storage_class: str | None = None  # of the volume for the files; without one they lie on the node's disk
+    cache: str | None = None  # the claim that keeps toolchains
     owner: tuple[str, str] | None = None  # name and uid of the pod that it goes with
 
 
@@ -131,6 +134,10 @@ def pod(name: str, shape: PodShape, volumes: Sequence[Volume], guards: Iterable[
     }
     if shape.storage_class is not None:  # whose volumes belong to root
         spec["securityContext"]["fsGroup"] = shape.uid
+    if shape.cache is not None:
+        spec["securityContext"]["supplementalGroups"] = [CACHE_GROUP]
+        spec["volumes"].append({"name": "cache", "persistentVolumeClaim": {"claimName": shape.cache}})
+        spec["initContainers"][0]["volumeMounts"].append({"name": "cache", "mountPath": CACHE_PLACE})
     if shape.runtime_class is not None:
         spec["runtimeClassName"] = shape.runtime_class
     metadata: dict[str, Any] = {"name": name, "labels": dict(shape.labels), "annotations": dict(shape.annotations)}

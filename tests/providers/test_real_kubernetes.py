@@ -15,11 +15,15 @@ from runner.core.errors import VolumeFailed, WorkspaceLost
 from runner.core.model import Limits
 from runner.core.settings import Settings
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
+from runner.providers import _pod_cache
+from runner.sandbox.pod import CACHE_GROUP
+from tests.providers.test_pod_cache import said
 from tests.providers.test_warm_pods import claim_at_once
 from tests.support import cluster, dockerd
 from tests.support.cluster import real_volumes
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
-from tests.support.providers import REAL_PODS, PodsOnTestImage, count_through, make
+from tests.support.folder_contents import folder, put
+from tests.support.providers import REAL_PODS, PodsOnTestImage, count_through, in_pods, make
 from tests.support.situations import REPO, Project, commit, step, until, write_files
 
 pytestmark = [CLUSTER.mark, pytest.mark.nightly]
@@ -109,6 +113,38 @@ async def test_a_kubelet_that_is_restarted_costs_no_command_and_no_output(provid
 
 async def test_of_20_runs_that_ask_at_once_for_a_pool_of_5_just_5_get_a_warm_pod(real: Cluster, tmp_path: Path) -> None:
     await claim_at_once(tmp_path, real.kubeconfig, pods=5, claims=20)
+
+
+@pytest.fixture
+def claim(real: Cluster, tmp_path: Path) -> Iterator[str]:
+    """A claim whose directory is as the page says that it has to be."""
+    name, file = "toolchains", tmp_path / "claim.json"
+    wanted = {"storageClassName": real_volumes.CLASS, "accessModes": ["ReadWriteOnce"]}
+    body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": NAMESPACE}}
+    file.write_text(json.dumps({**body, "spec": {**wanted, "resources": {"requests": {"storage": "64Mi"}}}}))
+    with real_volumes.provisioning(real):
+        real.kubectl("apply", f"--filename={file}")
+        until(lambda: real_volumes.places(real) != [], 30)
+        [place] = real_volumes.places(real)
+        os.chown(place, 0, CACHE_GROUP)
+        place.chmod(0o2770)
+        yield name
+        real.kubectl("delete", "pvc", name, "-n", NAMESPACE)
+
+
+async def test_a_toolchain_is_sent_once_and_is_the_same_in_each_pod(
+    real: Cluster, claim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def provider(name: str) -> Provider:
+        return in_pods(folder(tmp_path / name), real.kubeconfig, 0.4, RUNNER_KUBERNETES_CACHE_CLAIM=claim)
+
+    put(tmp_path / "toolchain" / "tool", "#!/bin/sh\necho it works\n", 0o755)
+
+    first = await said(provider("one"), tmp_path / "toolchain")
+    monkeypatch.setattr(_pod_cache, "pack_trees", lambda sources: pytest.fail("it is sent again"))
+    second = await said(provider("another"), tmp_path / "toolchain")
+
+    assert first == second == "it works\n"
 
 
 async def test_a_node_that_is_cordoned_keeps_its_commands(provider: Provider, real: Cluster) -> None:

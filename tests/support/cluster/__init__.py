@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support import dockerd
+from tests.support.needs import ADMINISTRATORS_PATH
 
 if TYPE_CHECKING:
     from tests.support.cluster.real import Cluster
@@ -22,7 +24,9 @@ def double_kubeconfig() -> Path:
     """The kubeconfig of the session's double."""
     words = [sys.executable, "-m", "tests.support.cluster.double", dockerd.host()]
     folder = dockerd.hold(tempfile.TemporaryDirectory(prefix="runner-tests-kubeconfig-"))
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    # The test that asks first may have a PATH of its own, without `mount`.
+    env = {**os.environ, "PATH": f"{dockerd.PATH}:{ADMINISTRATORS_PATH}"}
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=env)
     dockerd.hold(process)  # whose input is closed, which ends it
     assert process.stdout is not None
     file = Path(folder, "config")

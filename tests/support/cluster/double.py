@@ -431,7 +431,11 @@ def _unfit(spec: dict[str, Any]) -> str | None:
     if pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         return "seccompProfile"
     kinds = {key for volume in spec.get("volumes", ()) for key in volume if key != "name"}
-    return None if kinds <= {"configMap", "emptyDir", "ephemeral", "secret"} else f"volumes {kinds}"
+    return (
+        None
+        if kinds <= {"configMap", "emptyDir", "ephemeral", "persistentVolumeClaim", "secret"}
+        else f"volumes {kinds}"
+    )
 
 
 class _Kubelet:
@@ -449,6 +453,10 @@ class _Kubelet:
         with self._double.changed:
             if (pod := self._double.objects.get(("pods", self._name))) is None:
                 return  # it is deleted already
+            if (missing := double_volumes.missing(self._double, pod)) is not None:
+                why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": missing}
+                self._double.put("pods", {**pod, "status": {"phase": "Pending", "conditions": [why]}})
+                return
             if double_volumes.bind(self._double, pod):
                 return  # it waits
             self._double.put("pods", {**pod, "spec": {**pod["spec"], "nodeName": "n1"}})
@@ -566,6 +574,8 @@ class _Kubelet:
     def _mount(self, spec: dict[str, Any], mount: dict[str, Any]) -> dict[str, Any]:
         [volume] = (one for one in spec["volumes"] if one["name"] == mount["name"])
         source, target = self._folder / mount["name"], mount["mountPath"]
+        if claim := volume.get("persistentVolumeClaim"):
+            source = self._double.folder / f"claim-{claim['claimName']}"
         if mount.get("subPath"):
             source /= mount["subPath"]
         if volume.get("emptyDir", {}).get("medium") == "Memory":

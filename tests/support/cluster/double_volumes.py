@@ -26,6 +26,13 @@ def bind(double: Double, pod: dict[str, Any]) -> str | None:
     return None
 
 
+def missing(double: Double, pod: dict[str, Any]) -> str | None:
+    """Say that a claim which a pod names is not there, as its conditions do."""
+    claims = (volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["spec"]["volumes"])
+    gone = (name for name in claims if name is not None and (CLAIMS, name) not in double.objects)
+    return next((f'0/1 nodes are available: persistentvolumeclaim "{name}" not found' for name in gone), None)
+
+
 def _claim(double: Double, pod: dict[str, Any], volume: dict[str, Any]) -> str | None:
     of, template = pod["metadata"]["name"], volume["ephemeral"]["volumeClaimTemplate"]
     name, wanted = f"{of}-{volume['name']}", template["spec"]["storageClassName"]

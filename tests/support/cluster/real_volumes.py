@@ -53,6 +53,11 @@ def provisioning(cluster: Cluster) -> Iterator[None]:
         cluster.kubectl("delete", "storageclass", CLASS)
 
 
+def places(cluster: Cluster) -> list[Path]:
+    """The directories of the volumes that there are."""
+    return [Path(volume["spec"]["local"]["path"]) for volume in _found(cluster, "pv")]
+
+
 def _provision(cluster: Cluster, folder: Path, claim: dict[str, Any]) -> None:
     name, size = f"pv-{claim['metadata']['uid']}", claim["spec"]["resources"]["requests"]["storage"]
     place, image = folder / name, folder / f"{name}.ext4"
