@@ -25,8 +25,9 @@ from runner.ports.provider import SandboxSpec, Workspace, WorkspaceRequest
 from tests.benchmarks.bench_volumes import FILL, fill, show
 from tests.benchmarks.sizes import amount, rounds
 from tests.support import dockerd
+from tests.support.cluster import real_volumes
 from tests.support.cluster.real import NAMESPACE, Cluster, running
-from tests.support.providers import PodsOnTestImage
+from tests.support.providers import PodsOnTestImage, in_pods
 
 ROUNDS, COMMANDS = rounds(3), rounds(20)
 FILES = amount(10_000)
@@ -107,6 +108,23 @@ async def files_out(workspace: Workspace, kubectl: Kubectl, tree: Path) -> None:
     show(f"{FILES:,} new files out", *(min(each) for each in times), beside="kubectl cp")
 
 
+async def toolchains(cluster: Cluster, home: Path, claim: str) -> None:
+    """Open a workspace with a toolchain that is sent, and with one that a claim keeps."""
+    top, env = home.with_name("toolchain"), {"RUNNER_KUBERNETES_CACHE_CLAIM": claim}
+    subprocess.run(["python3", "-c", FILL.format(files=FILES, size=10_240, top=top)], check=True)
+    times: tuple[list[float], list[float]] = ([], [])
+    for number in range(1 + ROUNDS):
+        for own, more in zip(times, (env, {}), strict=True):
+            provider = in_pods(home, cluster.kubeconfig, 0.4, **more)
+            handle = await provider.create(WorkspaceRequest(id=f"tools-{number}", run="run", nonce="nonce"))
+            begun = time.perf_counter()
+            async with provider.open(handle, SandboxSpec(toolchains=(str(top),))) as workspace:
+                await workspace.run(["true"])
+                own.append(time.perf_counter() - begun)
+            await provider.destroy(handle)
+    show(f"opening with {FILES:,} files of a toolchain, kept", *(min(each[1:]) for each in times), beside="sent")
+
+
 async def measure(cluster: Cluster, home: Path) -> None:
     env = {"RUNNER_HOME": str(home), "KUBECONFIG": str(cluster.kubeconfig), "RUNNER_KUBERNETES_NAMESPACE": NAMESPACE}
     provider, kubectl = PodsOnTestImage(Settings.from_env(env)), Kubectl(cluster)
@@ -143,6 +161,8 @@ def main() -> None:
                 repository, _, tag = IMAGE.partition(":")
                 client.import_image_from_data(dockerd.root_file_system("tar"), repository=repository, tag=tag)
             trio.run(measure, cluster, folder / "home")
+            with real_volumes.toolchain_claim(cluster, "1Gi") as claim:
+                trio.run(toolchains, cluster, folder / "home", claim)
     finally:
         shutil.rmtree(folder)
 

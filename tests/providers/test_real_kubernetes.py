@@ -16,7 +16,6 @@ from runner.core.model import Limits
 from runner.core.settings import Settings
 from runner.ports.provider import Provider, SandboxSpec, WorkspaceRequest
 from runner.providers import _pod_cache
-from runner.sandbox.pod import CACHE_GROUP
 from tests.providers.test_pod_cache import said
 from tests.providers.test_warm_pods import claim_at_once
 from tests.support import cluster, dockerd
@@ -116,20 +115,9 @@ async def test_of_20_runs_that_ask_at_once_for_a_pool_of_5_just_5_get_a_warm_pod
 
 
 @pytest.fixture
-def claim(real: Cluster, tmp_path: Path) -> Iterator[str]:
-    """A claim whose directory is as the page says that it has to be."""
-    name, file = "toolchains", tmp_path / "claim.json"
-    wanted = {"storageClassName": real_volumes.CLASS, "accessModes": ["ReadWriteOnce"]}
-    body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": NAMESPACE}}
-    file.write_text(json.dumps({**body, "spec": {**wanted, "resources": {"requests": {"storage": "64Mi"}}}}))
-    with real_volumes.provisioning(real):
-        real.kubectl("apply", f"--filename={file}")
-        until(lambda: real_volumes.places(real) != [], 30)
-        [place] = real_volumes.places(real)
-        os.chown(place, 0, CACHE_GROUP)
-        place.chmod(0o2770)
+def claim(real: Cluster) -> Iterator[str]:
+    with real_volumes.toolchain_claim(real, "64Mi") as name:
         yield name
-        real.kubectl("delete", "pvc", name, "-n", NAMESPACE)
 
 
 async def test_a_toolchain_is_sent_once_and_is_the_same_in_each_pod(

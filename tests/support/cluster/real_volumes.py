@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from runner.sandbox.pod import CACHE_GROUP
 from tests.support.cluster.real import NAMESPACE, Cluster
 
 CLASS = "sized"
@@ -53,9 +56,20 @@ def provisioning(cluster: Cluster) -> Iterator[None]:
         cluster.kubectl("delete", "storageclass", CLASS)
 
 
-def places(cluster: Cluster) -> list[Path]:
-    """The directories of the volumes that there are."""
-    return [Path(volume["spec"]["local"]["path"]) for volume in _found(cluster, "pv")]
+@contextmanager
+def toolchain_claim(cluster: Cluster, size: str) -> Iterator[str]:
+    """A claim whose directory is as the page on Pods says that it has to be."""
+    name, spec = "toolchains", {"storageClassName": CLASS, "accessModes": ["ReadWriteOnce"]}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": NAMESPACE}}
+    with provisioning(cluster):
+        _apply(cluster, {**claim, "spec": {**spec, "resources": {"requests": {"storage": size}}}})
+        while not (volumes := _found(cluster, "pv")):
+            time.sleep(_PAUSE)
+        place = Path(volumes[0]["spec"]["local"]["path"])
+        os.chown(place, 0, CACHE_GROUP)
+        place.chmod(0o2770)
+        yield name
+        cluster.kubectl("delete", "pvc", name, "-n", NAMESPACE)
 
 
 def _provision(cluster: Cluster, folder: Path, claim: dict[str, Any]) -> None:
