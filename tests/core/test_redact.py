@@ -179,6 +179,7 @@ def test_a_secret_has_these_forms_and_no_others() -> None:
         b"a'\\''~b\xff\xbf\xf0$\x1b", b"a'\"'\"'~b\xff\xbf\xf0$\x1b",
         b"a'~b\xff\xbf\xf0\\$\x1b", b"a\\'~b\\\xff\xbf\xf0\\$\x1b",
     }  # fmt: skip
+    assert b"x7%2F%25kQ2" in forms_of(b"x7/%kQ2")
 
 
 def test_a_secret_of_several_lines_has_those_of_each_kind_of_their_ends() -> None:
@@ -263,21 +264,22 @@ def test_pieces_of_a_stream(case: str) -> None:
 
 
 ESCAPES: dict[str, tuple[bytes, bytes, bytes]] = {
-    "percent behind percent": (b"x7-kQ2ab", b"%%78%37-kQ2ab.", b"%[redacted:N]."),
-    "percent at the beginning": (b"x7-kQ2ab", b"%787-kQ2ab.", b"[redacted:N]."),
-    "percent at the end": (b"x7-kQ2a%", b"x%37-kQ2a%", b"[redacted:N]"),
-    "ampersand at the end": (b"x7-kQ2a&", b"x&#55;-kQ2a&", b"[redacted:N]"),
+    "percent behind percent": (b"x7-kQ2ab", b"%%78%37%2d%6bQ%32%61b.", b"%[redacted:N]."),
+    "one percent": (b"x7-kQ2ab", b"x7-%6BQ2ab.", b"[redacted:N]."),
+    "percent at the end": (b"x7-kQ2a%", b"x%37-%6BQ2a%", b"[redacted:N]"),
+    "ampersand at the end": (b"x7-kQ2a&", b"x&#55;-&#107;Q2a&", b"[redacted:N]"),
     "percent of white space": (b"x7-kQ2ab", b"x%37%20%0a%09%0B-kQ2ab", b"[redacted:N]"),
     "entities of white space": (b"x7-kQ2ab", b"x&Tab;7&NewLine;-&#32;k&#xA;Q2ab", b"[redacted:N]"),
     "escapes of white space": (
         b"x7-kQ2ab", rb"x\f7\v-\x0ck\x0bQ\0142\013\u{20}a\U0000000a\u000cb", b"[redacted:N]",
     ),
     "controls": (b"\a7\b-\x1bkQ2b", rb"\a7\b-\ekQ2b.\a7\b-\EkQ2b.\0077\010-\033kQ2b.", b"[redacted:N]." * 3),
-    "an escape of white space at the beginning": (b"x7-kQ2ab", rb"\nx7-kQ2\u0061b", rb"\n[redacted:N]"),
+    "an escape of white space at the beginning": (b"x7-kQ2ab", rb"\nx7-\u006bQ2\u0061b", rb"\n[redacted:N]"),
     "the last letter": ("x7-\U0010ffffQ2".encode(), rb"x7-\U0010ffffQ2.x7-&#1114111;Q2.", b"[redacted:N]." * 2),
     "a letter beyond the last": (b"x7-kQ2ab", rb"x7-&#9999999;\UFFFFFFFFkQ2ab", rb"x7-&#9999999;\UFFFFFFFFkQ2ab"),
     "half a letter": (b"x7-kQ2ab", rb"\ud83dx7-kQ2\u0061b", rb"\ud83d[redacted:N]"),
     "an emoji": ("x-\U0001f511Q2".encode(), rb"x-\ud83d\udd11Q2.x-\U0001f511Q2.x-\u{1f511}Q2.", b"[redacted:N]." * 3),
+    "an entity of two letters": (b"jx7-kQ2f", b"&fjlig;x7-kQ2&fjlig;", b"[redacted:N]"),
     "an entity of no name": (b"x7-kQ2&nosuch;", b"%78&#55;-kQ2&nosuch;", b"[redacted:N]"),
     "not UTF-8": (b"x7-\xff\xfeQ2ab", json.dumps(os.fsdecode(b"x7-\xff\xfeQ2ab")).encode(), b'"[redacted:N]"'),
     "an escape in a secret": (b"x7-%41&lt;\\n\\x41Q2", b"x7-%2541%26lt%3B%5Cn%5Cx41Q2", b"[redacted:N]"),
