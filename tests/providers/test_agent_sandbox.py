@@ -12,13 +12,13 @@ import trio
 from msgspec.structs import replace
 
 from runner.cluster import agent_sandbox
-from runner.core.errors import ProviderFailed, WorkspaceLost
+from runner.core.errors import ProviderFailed
 from runner.core.settings import Settings
 from runner.ops.host.cluster_check import check_cluster
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers._pod_sandbox import PodSandbox
 from runner.providers.kubernetes import KubernetesProvider
-from tests.providers.test_kubernetes import PATH, Api, kill_a_runner
+from tests.providers.test_kubernetes import PATH, Api, kill_a_runner, lose_a_pod
 from tests.support import cluster, dockerd
 from tests.support.cluster.double import NAMESPACE
 from tests.support.needs import ROOT
@@ -190,17 +190,7 @@ def test_another_pod_of_its_name_is_not_the_one_that_was_lost() -> None:
 async def test_a_pod_that_its_controller_made_again_is_not_taken_for_the_lost_one(
     provider: KubernetesProvider, api: Api
 ) -> None:
-    handle = await provider.create(REQUEST)
-    (handle.tree / "here").write_text("kept")
-    async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sleep", "60"]) as process:
-        await trio.to_thread.run_sync(api, "DELETE", f"{PATH}/{api.pods()[0]}")
-        with pytest.raises(WorkspaceLost, match="somebody deleted pod"):
-            await process.wait()
-    with pytest.raises(WorkspaceLost, match="before what is in it was fetched"):
-        await provider.retrieve(handle)
-    async with provider.open(handle, SandboxSpec()) as workspace:
-        assert (await workspace.run(["cat", "here"])).stdout == b"kept"
-    await provider.destroy(handle)
+    await lose_a_pod(provider, api)
 
 
 @pytest.mark.nightly

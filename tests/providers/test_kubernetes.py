@@ -101,8 +101,8 @@ async def test_a_lost_connection_costs_no_command_and_no_output(provider: Provid
     await count_through(provider, cut, before=cut)
 
 
-@pytest.mark.nightly
-async def test_a_deleted_pod_is_a_lost_workspace_until_somebody_has_been_told(provider: Provider, api: Api) -> None:
+async def lose_a_pod(provider: Provider, api: Api) -> None:
+    """Delete the pod of a workspace under its command: whoever wants its work is told, and it opens again as it was."""
     handle = await provider.create(REQUEST)
     (handle.tree / "here").write_text("kept")
     async with provider.open(handle, SandboxSpec()) as workspace, workspace.exec(["sleep", "60"]) as process:
@@ -114,6 +114,11 @@ async def test_a_deleted_pod_is_a_lost_workspace_until_somebody_has_been_told(pr
     async with provider.open(handle, SandboxSpec()) as workspace:
         assert (await workspace.run(["cat", "here"])).stdout == b"kept"
     await provider.destroy(handle)
+
+
+@pytest.mark.nightly
+async def test_a_deleted_pod_is_a_lost_workspace_until_somebody_has_been_told(provider: Provider, api: Api) -> None:
+    await lose_a_pod(provider, api)
 
 
 async def test_an_opening_that_is_cancelled_waits_for_its_pod_to_go_and_no_longer(provider: Provider, api: Api) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ import trio
 from runner.core.errors import WorkspaceLost
 from runner.ports.provider import SandboxSpec, WorkspaceRequest
 from runner.providers.kubernetes import KubernetesProvider
-from tests.providers.test_real_kubernetes import plays, states
+from tests.providers.test_real_kubernetes import kill_and_recover, plays
 from tests.support import cluster, dockerd
 from tests.support.cluster.real import CLUSTER, NAMESPACE, Cluster
 from tests.support.cluster.sandboxes import controlling
@@ -142,13 +140,7 @@ async def test_a_deleted_pod_is_a_lost_workspace_though_there_is_another(
 
 def test_a_runner_that_is_killed_leaves_nothing_once_it_was_recovered(project: Project, real: Cluster) -> None:
     plays(project, "echo work > done; sleep 600")
-    started = project.start("apply", str(project.folder))
-    until(lambda: "sandbox" in "".join(states(real)), 120)
-    os.killpg(started.pid, signal.SIGKILL)
-    started.communicate()
-    assert len(left(real)) == 2
 
-    done = project.runner("recover")
+    kill_and_recover(project, real, lambda: len(left(real)) == 2)
 
-    assert done.code == 0, done.err
     until(lambda: left(real) == [], 90)

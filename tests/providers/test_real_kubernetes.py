@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -156,17 +156,24 @@ async def test_a_deleted_pod_is_a_lost_workspace(provider: Provider, real: Clust
     await provider.destroy(handle)
 
 
-def test_a_runner_that_is_killed_leaves_nothing_once_it_was_recovered(project: Project, real: Cluster) -> None:
-    plays(project, "echo work > done; sleep 600")
+def kill_and_recover(project: Project, real: Cluster, left: Callable[[], object]) -> None:
+    """Kill the runner of a run, and recover it; before that something is ``left``."""
     started = project.start("apply", str(project.folder))
     until(lambda: "sandbox" in "".join(states(real)), 120)
     os.killpg(started.pid, signal.SIGKILL)
     started.communicate()
-    assert pods(real) != []
+    assert left()
 
     done = project.runner("recover")
 
     assert done.code == 0, done.err
+
+
+def test_a_runner_that_is_killed_leaves_nothing_once_it_was_recovered(project: Project, real: Cluster) -> None:
+    plays(project, "echo work > done; sleep 600")
+
+    kill_and_recover(project, real, lambda: pods(real))
+
     until(lambda: pods(real) == [], 90)  # old kubelets leave the object of a pod that has ended for up to a minute
 
 
@@ -200,15 +207,9 @@ def test_a_run_whose_disk_is_a_volume_can_fill_it_and_no_more(project: Project) 
 @pytest.mark.usefixtures("volumes")
 def test_a_killed_runner_leaves_no_volume_once_it_was_recovered(project: Project, real: Cluster) -> None:
     plays(project, "echo work > done; sleep 600", workspace="resource_limits: {disk: 64M}")
-    started = project.start("apply", str(project.folder))
-    until(lambda: "sandbox" in "".join(states(real)), 120)
-    os.killpg(started.pid, signal.SIGKILL)
-    started.communicate()
-    assert claims(real) != []
 
-    done = project.runner("recover")
+    kill_and_recover(project, real, lambda: claims(real))
 
-    assert done.code == 0, done.err
     until(lambda: (pods(real), claims(real)) == ([], []), 90)
 
 
