@@ -111,9 +111,8 @@ class Between:
                     break
                 target.sendall(passed)
         for each in (source, target):
-            with suppress(OSError):
+            with each, suppress(OSError):  # which says so when its other end has gone
                 each.shutdown(socket.SHUT_RDWR)
-                each.close()
 
 
 @contextmanager
