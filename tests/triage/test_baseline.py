@@ -22,6 +22,7 @@ OUTPUTS = Path(__file__).parents[1] / "skills" / "outputs"
         pytest.param(b"a\rb\r\nc\x0bd\x0ce", "a\nb\nc\nd\ne", id="other ends of lines"),
         pytest.param(b"a\x00b\x08c\x7fd\te", "abcd\te", id="controls"),
         pytest.param("a\u202eb\u2066c\u200bd\ufeffe\U000e0041f".encode(), "abcdef", id="hidden marks"),
+        pytest.param("a\ue000b\u0378c".encode(), "abc", id="letters of nobody"),
         pytest.param(b"a\xff\xfeb\xe2\x82", "a\ufffd\ufffdb\ufffd", id="not UTF-8, and half a character"),
         pytest.param("pödé 文 😀".encode(), "pödé 文 😀", id="letters of the world"),
         pytest.param(b"\n\n  a  \n\n\n\n\nb\n\n", "  a\n\nb", id="blank lines"),

@@ -92,8 +92,11 @@ def test_digits_in_a_text_are_no_number() -> None:
     assert read_incident(nested(64)) == json.loads(nested(64))
 
 
+def test_text_for_the_prompt_is_json_on_lines_with_escapes_for_what_is_invisible() -> None:
+    assert incident_text({"a": ["\u00e9\u202e\U000e0041"]}) == '{\n  "a": [\n    "\u00e9\\u202e\\udb40\\udc41"\n  ]\n}'
+
+
 def test_text_for_the_prompt_is_the_same_json_with_nothing_invisible() -> None:
-    assert incident_text({"a": ["\u00e9\u202e"]}) == '{\n  "a": [\n    "\u00e9\\u202e"\n  ]\n}'
     seeded = random.Random(35)
     odd = [
         "\x1b[31m",
