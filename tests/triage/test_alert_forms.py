@@ -161,6 +161,8 @@ GONE = object()
         ("pagerduty event", {"payload": {"custom_details": {**{f"k{n}": "v" for n in range(20)}, "pod": "p"}}},
          {"resource": {"apiVersion": "v1", "kind": "Pod", "name": "p"},
           "context": "\n".join(f"k{n}: v" for n in range(20))}),
+        ("datadog", {"tags": GONE, "body": "It restarts.\ndeployment: web"},
+         {"resource": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}}),
         ("datadog", {"tags": "namespace:n", "alert_scope": "x:y, statefulset:s"},
          {"resource": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "s", "namespace": "n"}}),
         ("datadog", {"priority": "a", "alert_priority": "b", "alert_type": "c"}, {"severity": "A"}),
