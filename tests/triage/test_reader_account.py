@@ -80,6 +80,14 @@ def test_kubectl_takes_the_manifest(tmp_path: Path, kubectl: Path, authority: Pa
     assert "*" not in "".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
+@pytest.mark.parametrize(("namespace", "option"), [("payments", " --namespace payments"), (None, "")])
+def test_the_recipe_names_a_namespace_if_there_is_one(namespace: str | None, option: str) -> None:
+    assert re.findall(r"--reader-manifest.*|--current.*", reader_manifest(namespace)) == [
+        f"--reader-manifest{option} | kubectl apply -f -",
+        f"--current --user {READER}{option}",
+    ]
+
+
 def test_the_recipe_makes_a_kubeconfig_that_has_nothing_of_the_administrator_s(
     tmp_path: Path, kubectl: Path, authority: Path
 ) -> None:
