@@ -307,10 +307,10 @@ def test_a_key_in_a_dump_that_is_cut_is_hidden_whole_and_what_follows_is_not_hel
     dump = DUMPS["hexdump -C"](KEY)
     stream = HIDING["KEY"].stream()
 
-    shown = b"".join(stream.feed(dump[at : at + 90]) for at in range(0, len(dump), 90)) + stream.feed(b"." * 300)
+    shown = b"".join(stream.feed(dump[at : at + 90]) for at in range(0, len(dump), 90)) + stream.feed(b"." * 250)
 
     assert b"MII" not in shown
-    assert shown.endswith(b"." * 300)
+    assert shown.endswith(b"." * 250)
     assert stream.found == {"KEY"}
 
 
