@@ -266,6 +266,7 @@ def test_pieces_of_a_stream(case: str) -> None:
 ESCAPES: dict[str, tuple[bytes, bytes, bytes]] = {
     "percent behind percent": (b"x7-kQ2ab", b"%%78%37%2d%6bQ%32%61b.", b"%[redacted:N]."),
     "percent at the beginning": (b"x7-kQ2ab", b"%78%37-%6BQ2ab.", b"[redacted:N]."),
+    "one percent between others": (b"x7%kQ2ab", b"x7%%6BQ2ab%.", b"[redacted:N]%."),
     "one percent": (b"x7-kQ2ab", b"x7-%6BQ2ab.", b"[redacted:N]."),
     "percent at the end": (b"x7-kQ2a%", b"x%37-%6BQ2a%", b"[redacted:N]"),
     "ampersand at the end": (b"x7-kQ2a&", b"x&#55;-&#107;Q2a&", b"[redacted:N]"),
