@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,9 @@ def program(tmp_path: Path) -> Path:
     place = tmp_path / "guest"
     place.write_bytes(binary.find().path.read_bytes())
     place.chmod(0o755)
-    for folder in (tmp_path, *tmp_path.parents[:3]):
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
         folder.chmod(0o755)
     return place
 
