@@ -61,7 +61,7 @@ def addresses() -> list[str]:
 @pytest.mark.parametrize(
     "provider",
     [
-        "local",
+        pytest.param("local", marks=dockerd.DOCKER.mark),  # whose socket is tried
         pytest.param("docker", marks=[dockerd.DOCKER.mark, pytest.mark.nightly]),
         pytest.param("gvisor", marks=[dockerd.GVISOR.mark, pytest.mark.nightly]),
     ],

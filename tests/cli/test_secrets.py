@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.testing.outside import cmdline
+from tests.support.needs import ROOT
 from tests.support.situations import REPO, Project, git, step, until
 
 TOKEN = "npm_A8s7df6A9s8d7f6as8d7fQ"
@@ -115,6 +116,7 @@ def test_a_secret_reaches_the_commands_of_its_steps_alone_and_is_shown_nowhere(
     assert places_of_secrets(secretive.home) == {}
 
 
+@ROOT.mark
 @pytest.mark.scenario("BEY-12")
 def test_another_user_of_the_host_sees_no_secret_of_a_run(secretive: Project) -> None:
     """Nor does anybody see one on a command line."""

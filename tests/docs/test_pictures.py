@@ -23,7 +23,12 @@ def text_of(svg: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["plan", "steps", pytest.param("triage", marks=[pytest.mark.slow, AGENTS.mark, MEMORY.mark])]
+    "name",
+    [
+        "plan",
+        pytest.param("steps", marks=pytest.mark.nightly),
+        pytest.param("triage", marks=[pytest.mark.slow, AGENTS.mark, MEMORY.mark]),
+    ],
 )
 def test_a_picture_shows_what_the_command_prints(project: Project, name: str, request: pytest.FixtureRequest) -> None:
     path, svg = PLACE / f"{name}.svg", PICTURES[name](project)

@@ -993,6 +993,16 @@ def test_five_hundred_connections_at_once_are_all_served(guest: Host) -> None:
             assert client.recv(100) == str(n).encode()
 
 
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """As many open files as may be had: an ordinary user begins with 1,024."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
 def test_connections_are_accepted_again_when_there_is_room(guest: Host) -> None:
     listener = guest.listen()
     with ExitStack() as stack:

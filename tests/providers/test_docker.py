@@ -23,6 +23,7 @@ from runner.testing.outside import living_of
 from runner.testing.place import MIB, shell
 from tests.support import dockerd
 from tests.support.dockerd import IMAGE, Daemon
+from tests.support.needs import ROOT
 
 UNREACHABLE = "unix:///nowhere/docker.sock"
 
@@ -193,6 +194,7 @@ async def test_a_container_that_is_removed_behind_our_back_is_a_lost_workspace(
     await provider.destroy(handle)
 
 
+@ROOT.mark
 @pytest.mark.parametrize("host", [UNREACHABLE, "tcp://127.0.0.1:2375", "ssh://host"])
 async def test_a_daemon_that_is_not_on_this_host_is_unavailable_with_a_reason(tmp_path: Path, host: str) -> None:
     probe = await DockerProvider(tmp_path, Engine(host)).probe()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.git_servers import https
-from tests.support.needs import POSTGRES
+from tests.support.needs import MEMORY, POSTGRES
 from tests.support.postgres import fresh_url
 from tests.support.server import Served, create_token, serving
 from tests.support.situations import Project, commit, git
@@ -107,6 +107,7 @@ def test_of_changes_at_once_to_what_was_read_one_is_made(served: Served) -> None
     assert served.ask("GET", path).json == made.json
 
 
+@MEMORY.mark
 def test_the_code_and_the_limits_are_those_of_the_configuration(
     project: Project, repository: Path, tmp_path: Path
 ) -> None:

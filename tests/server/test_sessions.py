@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import dockerd
 from tests.support.faulty_docker import Refuses, faulty
+from tests.support.needs import MEMORY
 from tests.support.server import Served, create_token, serving
 from tests.support.situations import Project, until
 
@@ -36,6 +37,7 @@ def agent_type(served: Served, name: str = "worker", **config: Any) -> None:
     served.post("/agent-types", {"name": name, "workspace": {"enabled": True, **config}})
 
 
+@MEMORY.mark
 @pytest.mark.scenario("CFG-01")
 @pytest.mark.scenario("CFG-05")
 @pytest.mark.scenario("CFG-06", only="http")

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.support import dockerd
+from tests.support.needs import MEMORY
 from tests.support.server import Answer, Served, create_token, serving
 from tests.support.situations import Project, git, until
 
 
+@MEMORY.mark
 @pytest.mark.scenario("LIF-08", only="http")
 @pytest.mark.scenario("LIF-10", only="http")
 @pytest.mark.scenario("LIF-11", only="http")

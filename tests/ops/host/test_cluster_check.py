@@ -73,7 +73,15 @@ LACKING = [
         marks=pytest.mark.nightly,
         id="secret",
     ),
-    pytest.param({"RUNNER_WORKER_SECRET": "poor"}, [], "job", "its worker ended with exit code", "store", id="store"),
+    pytest.param(
+        {"RUNNER_WORKER_SECRET": "poor"},
+        [],
+        "job",
+        "its worker ended with exit code",
+        "store",
+        marks=pytest.mark.nightly,
+        id="store",
+    ),
 ]
 
 
