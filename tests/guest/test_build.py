@@ -49,6 +49,7 @@ def running(program: Path, machine: str) -> Iterator[socket.socket]:
     if machine != platform.machine():
         emulator = f"qemu-{machine}"
         needs.program(emulator).require()
+        needs.ROOT.require()  # the guest closes its /proc to its user, and the emulator reads there as well
         words = [emulator, *words]
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
