@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 
+from tests.support import dockerd
 from tests.support.git_servers import free_port
 from tests.support.http_servers import Handler, serving_http
 
@@ -27,19 +28,18 @@ import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()  # ends with whoever started it
 from moto.server import main
 """
-_servers: list[subprocess.Popen[bytes]] = []
 _numbers = count(1)
 
 
 @cache
 def moto() -> int:
-    """The port of a server of this process, started by the first that asks."""
+    """The port of a server of this session, started by the first that asks."""
     port = free_port()
     words = ["-H", "127.0.0.1", "-p", str(port)]
     command = [sys.executable, "-W", "ignore", "-c", f"{_SERVE}main({words})"]
     env = {"PATH": os.defpath, "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE), "PYTHONDONTWRITEBYTECODE": "1"}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    _servers.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, **quiet))
+    dockerd.hold(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, **quiet))
     _wait_for(port, 120)
     return port
 
