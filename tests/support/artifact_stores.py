@@ -38,8 +38,8 @@ def moto() -> int:
     words = ["-H", "127.0.0.1", "-p", str(port)]
     command = [sys.executable, "-W", "ignore", "-c", f"{_SERVE}main({words})"]
     env = {"PATH": os.defpath, "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE), "PYTHONDONTWRITEBYTECODE": "1"}
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    dockerd.hold(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, **quiet))
+    silent = subprocess.DEVNULL
+    dockerd.hold(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=silent, stderr=silent))
     _wait_for(port, 120)
     return port
 
