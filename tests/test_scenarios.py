@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.claims import FOLDER, Claims, Mark, claimed, listed, part_of, unproved, wrong_claims, wrong_marks
+from tests.support.params import nightly
 
 TITLES = {"WSM-15": "paths", "LIF-25": "conformance", "BEY-13": "network"}
 ROOT = FOLDER.parent
@@ -127,7 +128,7 @@ def test_provider(provider): pass
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "ci"), [("0", ""), pytest.param("2", "1", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("workers", "ci"), [("0", ""), nightly("2", "1")])
 def test_a_session_says_what_it_did_not_show(tmp_path: Path, workers: str, ci: str) -> None:
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text(

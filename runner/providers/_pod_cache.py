@@ -6,7 +6,6 @@ first container of a pod sees the volume, and no command of a workspace runs in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -33,12 +32,9 @@ async def take_or_send(sandbox: PodSandbox, volume: Volume) -> int:
         message = f"the cache had something else than toolchain `{volume.target}` for {sandbox.what}, and was rid of it"
         raise VolumeFailed(message, hint="find out who else writes to the claim of RUNNER_KUBERNETES_CACHE_CLAIM")
     if code == _ABSENT:
-        return await sandbox.run_first(pod.FIRST, ["keep", *words], partial(pack_trees, _sources(volume)))
+        sources = [Source(volume.name, volume.source, 0)]
+        return await sandbox.run_first(pod.FIRST, ["keep", *words], partial(pack_trees, sources))
     return code
-
-
-def _sources(volume: Volume) -> Sequence[Source]:
-    return [Source(volume.name, volume.source, 0)]
 
 
 def _digest(volume: Volume) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.needs import AGENTS, MEMORY
 from tests.support.page import matches
+from tests.support.params import nightly
 from tests.support.pictures import PICTURES, PLACE, lines_of
 from tests.support.situations import Project
 
@@ -26,7 +27,7 @@ def text_of(svg: str) -> str:
     "name",
     [
         "plan",
-        pytest.param("steps", marks=pytest.mark.nightly),
+        nightly("steps"),
         pytest.param("triage", marks=[pytest.mark.slow, AGENTS.mark, MEMORY.mark]),
     ],
 )

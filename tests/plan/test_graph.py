@@ -8,6 +8,7 @@ import pytest
 
 from runner.core.errors import Cycle
 from runner.plan.graph import Graph
+from tests.support.params import nightly
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,7 @@ def mesh(layers: int, width: int) -> dict[str, list[str]]:
     ("make", "length"),
     [
         pytest.param(lambda: {str(n): [str(n - 1)] if n else [] for n in range(100_000)}, 100_000, id="chain"),
-        pytest.param(
-            lambda: {"r": []} | {str(n): ["r"] for n in range(99_999)}, 2, id="fan", marks=pytest.mark.nightly
-        ),
+        nightly(lambda: {"r": []} | {str(n): ["r"] for n in range(99_999)}, 2, id="fan"),
         pytest.param(lambda: mesh(1_000, 100), 1_000, id="mesh"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from tests.ops.runs.test_jobs import JOBS, api, project
 from tests.providers.test_kubernetes import Api
 from tests.support.needs import POSTGRES, ROOT
+from tests.support.params import rows
 from tests.support.situations import Project
 
 __all__ = ["api", "project"]  # the fixtures
@@ -35,57 +36,18 @@ def test_a_job_is_tried_and_leaves_nothing(project: Project, api: Api) -> None:
 RIGHTS = [("create", "jobs"), ("list", "events")]
 SECRETS = "/api/v1/namespaces/agents/secrets"
 NOWHERE = b64encode(b"postgres://127.0.0.1:1/x").decode()
-LACKING = [
-    pytest.param({}, RIGHTS, "jobs", "are missing in namespace", "create jobs, list events", id="rights"),
-    pytest.param(
-        {"RUNNER_WORKER_KUBECONFIG": "gone"},
-        [],
-        "job",
-        "Secret gone of RUNNER_WORKER_KUBECONFIG has no key config",
-        "RUNNER_WORKER",
-        marks=pytest.mark.nightly,
-        id="kubeconfig",
-    ),
-    pytest.param(
-        {"RUNNER_ARTIFACTS": ""},
-        [],
-        "jobs",
-        "no store of artifacts",
-        "ARTIFACTS",
-        marks=pytest.mark.nightly,
-        id="files",
-    ),
-    pytest.param(
-        {"RUNNER_WORKER_IMAGE": "registry.example/gone:2"},
-        [],
-        "job",
-        "ErrImagePull",
-        "can pull",
-        marks=pytest.mark.nightly,
-        id="image",
-    ),
-    pytest.param(
-        {"RUNNER_WORKER_SECRET": "gone"},
-        [],
-        "job",
-        'secret "gone" not',
-        "namespace",
-        marks=pytest.mark.nightly,
-        id="secret",
-    ),
-    pytest.param(
-        {"RUNNER_WORKER_SECRET": "poor"},
-        [],
-        "job",
-        "its worker ended with exit code",
-        "store",
-        marks=pytest.mark.nightly,
-        id="store",
-    ),
-]
+NO_CONFIG = "Secret gone of RUNNER_WORKER_KUBECONFIG has no key config"
+LACKING: dict[str, tuple[dict[str, str], list[tuple[str, str]], str, str, str]] = {
+    "rights": ({}, RIGHTS, "jobs", "are missing in namespace", "create jobs, list events"),
+    "files": ({"RUNNER_ARTIFACTS": ""}, [], "jobs", "no store of artifacts", "ARTIFACTS"),
+    "kubeconfig": ({"RUNNER_WORKER_KUBECONFIG": "gone"}, [], "job", NO_CONFIG, "RUNNER_WORKER"),
+    "image": ({"RUNNER_WORKER_IMAGE": "registry.example/gone:2"}, [], "job", "ErrImagePull", "can pull"),
+    "secret": ({"RUNNER_WORKER_SECRET": "gone"}, [], "job", 'secret "gone" not', "namespace"),
+    "store": ({"RUNNER_WORKER_SECRET": "poor"}, [], "job", "its worker ended with exit code", "store"),
+}
 
 
-@pytest.mark.parametrize(("setting", "denied", "step", "words", "more"), LACKING)
+@pytest.mark.parametrize(("setting", "denied", "step", "words", "more"), rows(LACKING, by_day={"rights"}))
 def test_what_a_job_lacks_is_told(
     project: Project, api: Api, setting: dict[str, str], denied: list[tuple[str, str]], step: str, words: str, more: str
 ) -> None:
